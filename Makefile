@@ -5,6 +5,8 @@ PORT ?= 8000
 PYTEST_ARGS ?=
 # A worker a core, and not so many that their memory counts. One test file by hand needs none: pytest tests/ops.
 WORKERS ?= logical --maxprocesses 8
+# Of tests against real peers, which mostly wait for processes of their own.
+REAL_WORKERS ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -17,7 +19,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Compiled files make the second start quick, whatever the caller's shell prefers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up page check test coverage test-levels sanitize test-real lint docs settings format bench clean
+.PHONY: help up page check test test-long coverage test-levels sanitize test-real lint docs settings terminal format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,11 +29,13 @@ help:
 	@echo "make test       lint, types, import contracts and every test that needs no real peer and no sanitizer"
 	@echo "make coverage   run the fast tests and print the covered share of lines; files in build/coverage/html"
 	@echo "make test-levels test the compiled kernels again, for fewer of the CPU's instructions and without a compiler"
+	@echo "make test-long  test every RL algorithm on several ranks against one process, in a quarter of an hour"
 	@echo "make sanitize   test the compiled kernels under the address and undefined-behaviour sanitizers"
 	@echo "make test-real  install the real peers and servers, and test against them"
 	@echo "make lint       ruff, mypy, import contracts, structure and writing rules alone"
 	@echo "make docs       build the manual into build/docs, with every link checked"
 	@echo "make settings   write docs/settings.md, the reference of all settings"
+	@echo "make terminal   write docs/terminal.md, captures of each verb, in some minutes"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      run every benchmark quickly"
 	@echo "make clean      remove the virtual environment and the caches"
@@ -56,7 +60,7 @@ check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(LOGIC_TESTS)
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu" --ignore=$(PRODUCTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu and not long" --ignore=$(PRODUCTS) $(PYTEST_ARGS)
 
 coverage: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not gpu and not slow" --ignore=$(PRODUCTS) \
@@ -80,6 +84,11 @@ SANITIZED_TESTS := $(addprefix tests/ops/,attention/test_attention.py attention/
   native/test_native_linear.py test_random_shapes.py) \
   tests/engine/runner/test_attend.py tests/engine/runner/test_compiled.py -k "not second_copy"
 
+# Every algorithm of RL on two ranks, and every layout of four ranks in RL and in training: twenty minutes.
+test-long: $(DEV)
+	$(BIN)/python -m pytest -m long tests/rl/ranks tests/train/learner tests/engine/ranks tests/engine/runner tests/server/process \
+	  tests/graders/sandbox $(PYTEST_ARGS)
+
 sanitize: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PRODUCTS)
 	CC="$(abspath tests/support/sanitizing-cc)" ASAN_OPTIONS=detect_leaks=0 \
@@ -88,7 +97,7 @@ sanitize: $(DEV)
 
 test-real: $(DEV)
 	bash tests/real/setup.sh "$(abspath $(BIN))/python"
-	$(BIN)/python -m pytest -m real $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(REAL_WORKERS) --dist loadfile -m real $(PYTEST_ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -103,6 +112,9 @@ docs: $(DOCS)
 
 settings: $(DEV)
 	$(BIN)/python tools/settings_page.py
+
+terminal: $(DEV)
+	PYTHONPATH=tests $(BIN)/python tests/docs/terminal_page.py
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

@@ -130,6 +130,12 @@ def free_port() -> int:
         return port
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of the children it waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
 def say(text: str) -> None:
     """Progress, on stderr, so that stdout stays the table."""
     print(text, file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from common import Report, arguments, say
+from common import Report, arguments, cpu_seconds, say
 from rondo.client.bench.figures import percentile
 from rondo.client.bench.wire import ConnectionPool, ServerAddress
 from rondo.client.types import SamplingParams
@@ -92,11 +92,6 @@ async def read_all(url: str, streams: list[Stream], pid: int) -> list[tuple[floa
 def own_mib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return float(status.split("RssAnon:")[1].split()[0]) / 1024
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

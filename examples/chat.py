@@ -4,7 +4,7 @@
     python examples/chat.py "reverse PLANET"     one question
     python examples/chat.py --forget             each question alone: the demo model knows no longer conversations
 
-The server is RONDO_BASE_URL, or http://127.0.0.1:8000: whatever `rondo up` or `rondo serve` prints.
+The server is RONDO_BASE_URL, or the gateway of `rondo up` at http://127.0.0.1:8000.
 """
 
 import argparse

@@ -6,15 +6,24 @@ Each test draws the same random numbers whatever ran before it, so that one that
 """
 
 import os
+import signal
+from pathlib import Path
 
 import rondo  # noqa: F401 threads that wait soon sleep
+from rondo.base.storage.home import kernels_dir
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test uses the network
 os.environ["HF_HUB_CACHE"] = "/nonexistent"
+os.environ.setdefault("RONDO_KERNELS", str(kernels_dir()))  # compiled once, for the homes of all tests
+# Each client of HTTP reads it anew, also to speak to loopback without TLS: one authority, and not a hundred.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("support") / "authority.pem")
+
+# A run in the background of a script ignores Ctrl-C, and so would the processes that it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import random
-from pathlib import Path
 
 import hypothesis
 import pytest

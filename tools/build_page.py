@@ -19,8 +19,15 @@ def build() -> None:
         sys.exit(
             "error: the web page is built with npm, which is not installed: install Node.js 20 or later."
         )
-    for arguments in (("ci", "--no-progress"), ("run", "build")):
-        subprocess.run([npm, *arguments], cwd=PAGE, check=True)
+    if not _is_installed():
+        subprocess.run([npm, "ci", "--no-progress"], cwd=PAGE, check=True)
+    subprocess.run([npm, "run", "build"], cwd=PAGE, check=True)
+
+
+def _is_installed() -> bool:
+    """Whether npm has installed the packages of the lock file since its last change."""
+    installed, wanted = PAGE / "node_modules" / ".package-lock.json", PAGE / "package-lock.json"
+    return installed.is_file() and installed.stat().st_mtime >= wanted.stat().st_mtime
 
 
 try:

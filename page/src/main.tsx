@@ -1,7 +1,9 @@
 import { render } from "preact";
-import { restart } from "./live";
-import { App } from "./shell";
-import "./style.css";
+import { App } from "./shell/app";
+import { restart } from "./state/live";
+import "./shell/style.css";
 
+const root = document.getElementById("app")!;
+root.replaceChildren();
 restart();
-render(<App />, document.getElementById("app")!);
+render(<App />, root);

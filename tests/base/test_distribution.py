@@ -19,7 +19,7 @@ def texts() -> list[Path]:
 
 def test_the_names():
     assert PROJECT["name"] == "rondo-lab"
-    assert PROJECT["scripts"] == {"rondo": "rondo.cli.main:main"}
+    assert PROJECT["scripts"] == {"rondo": "rondo.cli.main:program"}
 
 
 def test_extras_are_named_with_the_distribution():

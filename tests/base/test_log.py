@@ -63,12 +63,12 @@ def test_warnings_of_libraries_have_the_same_form():
     out = io.StringIO()
     setup("json", "info", io.StringIO())
     setup("json", "info", out)
-    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
-    logging.getLogger("uvicorn.error").info("not ours to tell")
+    logging.getLogger("asyncio").warning("Invalid HTTP request received.")
+    logging.getLogger("asyncio").info("not ours to tell")
     get_logger("x").info("ours")
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["logger"], line["message"]) for line in lines] == [
-        ("uvicorn.error", "Invalid HTTP request received."),
+        ("asyncio", "Invalid HTTP request received."),
         ("rondo.x", "ours"),
     ]
 

@@ -113,3 +113,15 @@ def test_exit_reason(code, reason):
 def test_last_line():
     assert last_line(b"Traceback\nValueError: \xff no\n\n", 12) == "ValueError: "
     assert last_line("", 10) == ""
+
+
+def test_leave_waits_for_threads_and_handlers_and_flushes_what_was_written():
+    code = (
+        "import atexit, threading, time\nfrom rondo.base.process import leave\n"
+        "class Object:\n    def __del__(self): print('destroyed')\n"
+        "kept = Object()\natexit.register(lambda: print('handler'))\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+        "print('main')\nleave(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (3, ["main", "thread", "handler"])

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from rondo import models
 from rondo.base.settings.config_keys import keys_of
 from rondo.cli.main import main
 from rondo.cli.options.tree import RondoConfig, read_command_line
+from rondo.models.files.gguf.export import export_gguf
+from rondo.models.store import import_model
+from rondo.train.recipes import defaults
+from support.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +81,8 @@ def test_explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert out == (
         "server.port\n"
         "  port to listen on; 0 takes a free one.\n"
-        "  value     8000  (default)\n"
-        "  default   8000\n"
+        "  value     8001  (default)\n"
+        "  default   8001\n"
         "  allowed   whole number at least 0 and at most 65535\n"
         "  variable  RONDO_SERVER_PORT\n"
         "  flags     --server.port, --port (rondo serve)\n"
@@ -162,3 +167,22 @@ def test_the_verbs_own_arguments_are_left():
     line = read_command_line(["demo", "--port", "8000", "--train.lr", "0.1", "--", "--config"])
     assert line.rest == ["demo", "--port", "8000", "--", "--config"]
     assert line.config.tree.train.lr == 0.1
+
+
+def test_the_planner_reads_gguf_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.save(tiny_model(hidden_size=64, intermediate_size=96, head_dim=16), tmp_path / "model")
+    tiny_tokenizer().save(tmp_path / "model")
+    file = export_gguf(tmp_path / "model", tmp_path / "file.gguf")
+    stored = import_model(file, "stored") / file.name
+    seen: list[Path] = []
+    planned = defaults.planned
+    monkeypatch.setattr(
+        defaults,
+        "planned",
+        lambda kind, config, model: (seen.append(model), planned(kind, config, model))[1],
+    )
+    for model in (str(file), str(stored.parent), "stored"):
+        shown(["train.lr", "--train.model", model], capsys)
+    assert seen == [file, stored, stored]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rondo.cli.main import main
+from rondo.control.migrations import HEAD
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import New
 from rondo.control.store.store import Store
@@ -42,8 +43,8 @@ def groups(path: Path) -> list[str]:
 
 
 def test_upgrade_creates_the_tables_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert db(capsys, "upgrade") == (0, f"{path} upgraded from empty to 0001.\n")
-    assert db(capsys, "upgrade") == (0, f"{path} is at revision 0001 already.\n")
+    assert db(capsys, "upgrade") == (0, f"{path} upgraded from empty to {HEAD}.\n")
+    assert db(capsys, "upgrade") == (0, f"{path} is at revision {HEAD} already.\n")
 
 
 def test_a_backup_is_of_one_moment_while_others_write(
@@ -152,7 +153,7 @@ def test_check_names_counters_and_payloads_that_are_wrong(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (name,) = put(path, 1)
-    assert db(capsys, "check") == (0, f"{path} is sound, at revision 0001.\n")
+    assert db(capsys, "check") == (0, f"{path} is sound, at revision {HEAD}.\n")
     with sqlite3.connect(path) as made:
         made.execute("UPDATE counts SET number = 7")
         made.execute("UPDATE groups SET unfinished = 1")

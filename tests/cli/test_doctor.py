@@ -18,6 +18,7 @@ from rondo.ops.measure import limits, probe
 from rondo.ops.native.build import level, tune
 from rondo.ops.native.build.tuned import TunedSplit
 from rondo.ops.triton import report
+from rondo.plan import machine as plan_machine
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +185,13 @@ def test_an_impossible_level_is_one_line(monkeypatch):
     monkeypatch.setenv("RONDO_CPU", "sse9")
     with pytest.raises(ConfigError, match="sse9 is no level"):
         doctor.run([])
+
+
+def test_memory_is_that_of_the_container(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{1 << 30}\n")
+    groups = {name: (str(tmp_path), "memory.max") for name in plan_machine.CGROUPS}
+    monkeypatch.setattr(plan_machine, "CGROUPS", groups)
+    memory = doctor_machine.machine()["memory"]
+    assert memory["total_bytes"] == 1 << 30
+    assert memory["available_bytes"] <= 1 << 30

@@ -19,6 +19,7 @@ from rondo.base.storage.home import models_dir
 from rondo.cli.main import main
 from rondo.cli.options.examples import EXAMPLES
 from rondo.jobs.job import Job
+from support.forks import python
 from support.home import own_home
 from support.hub import FakeHub
 from support.ports import free_port
@@ -35,8 +36,14 @@ SMALLER = {
     "rondo bench latency": "--input-len 8 --output-len 2 --num-iters 1 --num-iters-warmup 0",
 }
 SERVERS = ("rondo serve",)
-ELSEWHERE = ("up", "ps", "logs", "down", "gateway", "keys")
-"""Verbs of the service: `test_up.py` runs their examples with its processes."""
+ELSEWHERE = (
+    *("up", "ps", "logs", "down", "gateway", "keys", "generate", "queue", "registry", "worker"),
+    "weights",
+    *("batch", "file"),
+)
+"""Verbs of the service: see `test_service_examples.py`, and `test_up.py` for the processes of `rondo up`."""
+REMOTE = tuple(f"rondo job {verb}" for verb in ("submit", "cancel", "pause", "resume", "delete", "exec"))
+"""Examples with a gateway, or that replace their process; `test_service_examples.py` parses them."""
 FIRST = ("rondo rl", "rondo train sft")
 """Jobs that the examples of other verbs read: `rl` ones the first."""
 
@@ -99,7 +106,7 @@ class serving:
     def __init__(self, name: str, port: int) -> None:
         words = shlex.split(EXAMPLES[name].replace("8001", str(port)))
         self.url = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen([sys.executable, "-m", "rondo", *words[1:]], env=os.environ.copy())
+        self.process = subprocess.Popen([python(), "-m", "rondo", *words[1:]], env=os.environ.copy())
 
     def __enter__(self) -> str:
         wait_until(self._serves, 240)
@@ -139,7 +146,7 @@ def test_the_examples_of_a_verb_work(
     verb: str, jobs: dict[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
-    names = [name for name in EXAMPLES if name.split()[1] == verb and name not in FIRST]
+    names = [name for name in EXAMPLES if name.split()[1] == verb and name not in (*FIRST, *REMOTE)]
     for name in names:
         replace = {"JOB": jobs["rondo rl" if verb == "rl" else "rondo train sft"]}
         if name == "rondo bench serve":

@@ -1,8 +1,10 @@
 """Help pages: one screen of 80 columns, with defaults, and searchable."""
 
 import itertools
+import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -16,6 +18,7 @@ from rondo.cli.options.reference import VERBS as SCOPES
 from rondo.cli.options.scopes import GUESSES, RL, SERVE, train_scope
 from rondo.cli.options.short import read_settings
 from rondo.cli.options.tree import setting_keys
+from rondo.train.config import Kind, TrainConfig
 
 SCREEN = 50
 """Lines of a terminal window."""
@@ -62,10 +65,28 @@ def test_every_option_is_described_and_every_verb_has_an_example(every: dict[str
 
 
 def test_defaults_are_shown(every: dict[str, VerbParser]):
-    page = help_page(every["rondo train sft"])
-    assert "peak learning rate (0.0003)" in page
-    assert "optimizer steps (100)" in page
     assert "prompt tokens (1024)" in help_page(every["rondo plan"])
+
+
+@pytest.mark.parametrize("recipe", get_args(Kind))
+def test_defaults_of_a_recipe_are_those_that_it_trains_with(
+    every: dict[str, VerbParser], recipe: Kind
+) -> None:
+    found = {entry.flag.split()[0]: entry.text for entry in train_scope(recipe).entries()}
+    config = TrainConfig().of_kind(recipe)
+    epochs = config.epochs_of(recipe)
+    defaults = {
+        "--lr": config.lr,
+        "--evaluate.held-out": config.held_out_of(recipe),
+        "--epochs": epochs,
+        "--steps": config.steps if epochs is None else None,
+    }
+    for flag, value in defaults.items():
+        noted = re.search(r" \(([^()]*)\)$", found[flag])
+        assert (noted and noted[1]) == (None if value is None else f"{value:g}"), flag
+    page = help_page(every[f"rondo train {recipe}"])
+    assert ("passes over the training data (3)" in page) == (recipe == "sft")
+    assert ("optimizer steps (100)" in page) == (recipe != "sft")
 
 
 def test_search_by_name(capsys: pytest.CaptureFixture[str]):

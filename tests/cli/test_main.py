@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ import rondo
 from rondo.base.errors import NotFound
 from rondo.cli import main as command
 from rondo.cli.main import VERBS, main
+from support.terminal import Terminal
 
 HEAVY = (
     *("torch", "pydantic", "rich", "starlette", "uvicorn", "httpx", "numpy", "tokenizers", "jinja2"),
@@ -209,3 +211,12 @@ def test_rm_removes_jobs_and_models(monkeypatch, tmp_path, capsys: pytest.Captur
     assert main(["rm", "mine", "--yes"]) == 0
     assert not (tmp_path / "models" / "mine").exists()
     assert main(["rm", "nothing", "--yes"]) != 0
+
+
+def test_errors_are_wrapped_on_a_terminal_and_their_commands_are_not(tmp_path: Path) -> None:
+    with Terminal("serve", "nothing-here", environment={"RONDO_HOME": str(tmp_path)}) as terminal:
+        assert terminal.end() == 4
+        lines = terminal.text.splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in lines)
+    assert "`rondo pull ORG/NAME`" in terminal.text

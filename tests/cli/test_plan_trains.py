@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rondo.models.families import parse
 from rondo.parallel.layout.degrees import degrees
 from rondo.plan.sizes.hf import hf_of
 from rondo.plan.sizes.shapes import SHAPES
+from support.forks import python
 from support.home import own_home
 from support.one_job import pretraining
 from support.tiny import tiny_config
@@ -113,7 +113,7 @@ def test_the_command_trains_as_planned(tmp_path: Path, capsys: pytest.CaptureFix
     sizes = ["--seq", "64", "--tokens-per-step", "512", "--microbatch", "2", "--write", str(file)]
     found = planned(capsys, str(model), *argv, *sizes)
     assert found["train"]["command"][0] == "torchrun"
-    command = [sys.executable, "-m", "torch.distributed.run", *found["train"]["command"][1:]]
+    command = [str(python()), "-m", "torch.distributed.run", *found["train"]["command"][1:]]
     command[-1] = str(tmp_path / "data.jsonl")
     done = subprocess.run(
         [*command, "--train.steps=2", "--train.device=cpu"],

@@ -12,6 +12,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RONDO_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "home/models/m").mkdir(parents=True)
+    (tmp_path / "home/models/m/config.json").write_text("{}")
     (tmp_path / "bad_day.py").write_text("x = 1\nraise ValueError('bad day')\n")
     (tmp_path / "no_python.py").write_text("def x(:\n")
     (tmp_path / "lacks.py").write_text("import no_such_package\n")

@@ -5,11 +5,7 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import openai
@@ -17,53 +13,19 @@ import pytest
 
 from rondo.cli.options.examples import EXAMPLES
 from support.home import own_home
-from support.ports import free_port
-from support.served import SOURCES, write_model
-from support.waiting import scaled, wait_until
+from support.served import write_model
+from support.up import Up, running_up
+from support.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@dataclass
-class Up:
-    url: str
-    home: Path
-    env: dict[str, str]
-    process: subprocess.Popen[bytes]
-
-    def rondo(self, *arguments: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "rondo.cli", *arguments]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=scaled(60))
-        assert done.returncode == code, done.stderr
-        return done.stdout if code == 0 else done.stderr
-
-    def parts(self) -> dict[str, dict[str, object]]:
-        return {part["name"]: part for part in json.loads(self.rondo("ps", "--json"))["parts"]}
-
-    def client(self, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
-
-
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder: Path = tmp_path_factory.mktemp("up")
-    home = own_home(folder / "home")
+    home = own_home(tmp_path_factory.mktemp("up") / "home")
     write_model(home / "models" / "toy")
-    env = {**os.environ, "PYTHONPATH": str(SOURCES), "RONDO_HOME": str(home)}
-    first, port = free_port(), free_port()
-    command = [
-        *(sys.executable, "-m", "rondo.cli", "up", "toy", f"--port={port}"),
-        *(f"--up.first_port={first}", "--gateway.keys=required", "--gateway.poll_seconds=0.1"),
-    ]
-    with (folder / "out").open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
-    running = Up(f"http://127.0.0.1:{port}", home, env, process)
-    try:
-        wait_until(lambda: b"models: toy" in (folder / "out").read_bytes(), 240)
+    with running_up(home, "toy", "--gateway.keys=required") as running:
         yield running
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(scaled(120)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +111,21 @@ def test_a_second_start_names_the_running_one(up: Up) -> None:
 @pytest.mark.parametrize("verb", ["ps", "logs", "keys create", "keys list", "keys usage"])
 def test_the_examples_of_the_help_pages_work(up: Up, verb: str) -> None:
     up.rondo(*shlex.split(EXAMPLES[f"rondo {verb}"])[1:])
+
+
+def test_a_file_of_prompts_is_answered_through_the_queue(up: Up, key: str) -> None:
+    (up.home / "chat.jsonl").write_text('"hi"\n{"messages": [{"role": "user", "content": "hi"}]}\n')
+    up.env["RONDO_BASE_URL"] = up.url
+    headers = {"Authorization": f"Bearer {key}"}
+    wait_until(lambda: httpx.get(f"{up.url}/v1/queue", headers=headers).json()["workers"] == 1, 240)
+    assert "1 workers" in up.rondo("queue", "list")
+    command = EXAMPLES["rondo generate"].replace("demo", "toy")
+    for name in ("chat.jsonl", "answers.jsonl"):
+        command = command.replace(name, str(up.home / name))
+    assert "2 responses" in up.rondo(*shlex.split(command)[1:])
+    lines = [json.loads(line) for line in (up.home / "answers.jsonl").read_text().splitlines()]
+    assert [(line["place"], line["error"]) for line in lines] == [(0, None), (1, None)]
+    assert all(line["flop_count"] > 0 for line in lines)
+    group = json.loads(up.rondo("queue", "list", "--json"))["groups"][0]["id"]
+    for verb in ("list", "show", "cancel", "retry", "clear"):
+        up.rondo(*shlex.split(EXAMPLES[f"rondo queue {verb}"].replace("GROUP", group))[1:])

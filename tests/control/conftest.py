@@ -6,6 +6,7 @@ import pytest
 
 from rondo.control.store.store import Store
 from support.postgres import Cluster, postgres
+from support.stores import new_store
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 
 @pytest.fixture
 def store(place: Path | str) -> Iterator[Store]:
-    made = Store(place)
+    made = new_store(place)
     yield made
     made.close()

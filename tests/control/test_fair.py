@@ -14,6 +14,7 @@ from rondo.control.queue.leases import Leases
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import Finished, New
 from rondo.control.store.store import Store
+from support.stores import new_store
 
 
 def owners(store: Store, number: int, limit: int = 7) -> list[str]:
@@ -123,7 +124,7 @@ def test_lanes_of_a_worker_alternate(store: Store) -> None:
 
 def test_the_cost_of_a_verb_does_not_grow_with_the_table(tmp_path: Path) -> None:
     """SQLite's plan of each statement that a verb executes searches an index; none scans or sorts a table."""
-    store = Store(tmp_path / "rondo.db")
+    store = new_store(tmp_path / "rondo.db")
     queue, leases = Queue(store, QueueConfig(keep=0.0)), Leases(store, QueueConfig(lease=0.001, rest=0.0))
     executed: list[tuple[str, Any]] = []
 

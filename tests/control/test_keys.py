@@ -16,7 +16,7 @@ from rondo.control.keys import Keys
 from rondo.control.limits import Limits, RateLimited
 from rondo.control.store.clock import microseconds
 from rondo.control.store.store import Store
-from rondo.control.usage import Usage, UsageLog
+from rondo.control.usage import SETTLED_SECONDS, Usage, UsageLog
 from support.waiting import wait_until
 
 
@@ -91,6 +91,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("a\nb", {}, "name"),
     ("x", {"role": "root"}, "role"),
     ("x", {"scopes": ("everything",)}, "scopes"),
+    ("x", {"service_tier": "best"}, "service_tier"),
     ("x", {"requests_per_minute": 0}, "requests_per_minute"),
     ("x", {"tokens_per_day": -1}, "tokens_per_day"),
     ("x", {"models": ("a,b",)}, "models"),
@@ -105,10 +106,19 @@ def test_wrong_rights_are_refused_by_name(keys: Keys, name: str, rights: dict[st
     assert keys.all().result() == []
 
 
+def test_a_request_has_at_most_the_service_tier_of_its_key(keys: Keys) -> None:
+    key, text = keys.make("ann", Rights(service_tier="flex")).result()
+    assert keys.find(text).result().rights.service_tier == "flex"
+    assert (key.tier("priority"), key.tier("flex")) == ("flex", "flex")
+    plain = keys.make("bob").result()[0]
+    assert (plain.tier("priority"), plain.tier("flex")) == ("default", "flex")
+    assert keys.make("root", Rights("admin")).result()[0].tier("priority") == "priority"
+
+
 def test_usage_adds_up_by_day_and_model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     log = UsageLog(store)
     for day, model in ((1, "a"), (1, "a"), (1, "b"), (2, "a")):
-        monkeypatch.setattr(time, "gmtime", lambda day=day: time.struct_time((2026, 1, day, *[0] * 6)))
+        monkeypatch.setattr("rondo.control.usage.today", lambda day=day: f"2026-01-{day:02d}")
         log.add("k", model, 1, 10, 5)
     log.add("other", "a", 1, 1, 1)
     wait_until(lambda: len(log.usage("k").result()) == 3 and log.usage("other").result())
@@ -141,17 +151,30 @@ def test_no_addition_to_the_usage_is_lost(store: Store) -> None:
 def test_usage_that_could_not_be_written_is_written_with_the_next(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, real = UsageLog(store), of_usage._add
+    log, real = UsageLog(store), of_usage.add_usage
 
     def broken(*_: object) -> None:
         raise sa.exc.OperationalError("INSERT", {}, Exception("disk full"))
 
-    monkeypatch.setattr(of_usage, "_add", broken)
+    monkeypatch.setattr(of_usage, "add_usage", broken)
     log.add("k", "m", 1, 2, 3)
     wait_until(lambda: not log._writing)
-    monkeypatch.setattr(of_usage, "_add", real)
+    monkeypatch.setattr(of_usage, "add_usage", real)
     log.add("k", "m", 1, 2, 3)
     wait_until(lambda: [each.requests for each in log.usage("k").result()] == [2])
+
+
+def test_usage_of_the_pause_is_written_when_it_is_flushed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_usage, "PAUSE_SECONDS", 3600)
+    log = UsageLog(store)
+    log.add("k", "m", 1, 2, 3)
+    wait_until(lambda: [each.requests for each in log.usage("k").result()] == [1])
+    log.add("k", "m", 1, 2, 3)
+    assert [each.requests for each in log.usage("k").result()] == [1]
+    log.flush().result()
+    assert [each.requests for each in log.usage("k").result()] == [2]
 
 
 def test_a_spent_daily_quota_is_refused_until_the_next_day(
@@ -173,9 +196,37 @@ def test_a_spent_daily_quota_is_refused_until_the_next_day(
     assert caught.value.code == "tokens_per_day"
     assert 0 < caught.value.after <= 86400
     assert log.check_quota(free).result() is None
-    tomorrow = time.gmtime(time.time() + 86400)
-    monkeypatch.setattr(time, "gmtime", lambda: tomorrow)
+    tomorrow = time.time() + 86400
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert log.check_quota(key).result() == 100
+
+
+def test_usage_of_a_transaction_that_is_not_committed_counts(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, real = UsageLog(keys.store), of_usage.add_usage
+    key, _ = keys.make("one", Rights(tokens_per_day=10)).result()
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+        real(*given)
+
+    monkeypatch.setattr(of_usage, "add_usage", slow)
+    log.add(key.id, "m", 1, 4, 5)
+    assert begun.wait(60)
+    assert log.check_quota(key).result() == 1
+    log.add(key.id, "m", 1, 1, 0)
+    with pytest.raises(RateLimited) as caught:
+        log.check_quota(key).result()
+    assert caught.value.after == SETTLED_SECONDS, "what is about to be written may be counted twice"
+    go.set()
+    wait_until(lambda: log.usage(key.id).result())
+    wait_until(lambda: not log._in_flight)
+    with pytest.raises(RateLimited) as caught:
+        log.check_quota(key).result()
+    assert caught.value.after > SETTLED_SECONDS
 
 
 def test_a_store_that_fails_accepts_no_key(keys: Keys) -> None:

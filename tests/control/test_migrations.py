@@ -79,10 +79,10 @@ def test_a_step_that_fails_leaves_the_revision_before(
     Store(place).close()
     more = tmp_path / "more"
     more.mkdir()
-    (more / "a.py").write_text(STEP.format(number="0002", before=HEAD, then=""))
-    (more / "b.py").write_text(STEP.format(number="0003", before="0002", then="op.execute('no SQL')"))
+    (more / "a.py").write_text(STEP.format(number="9001", before=HEAD, then=""))
+    (more / "b.py").write_text(STEP.format(number="9002", before="9001", then="op.execute('no SQL')"))
     monkeypatch.setattr(migrate, "VERSIONS", (*migrate.VERSIONS, more))
-    monkeypatch.setattr(migrate.migrations, "HEAD", "0003")
+    monkeypatch.setattr(migrate.migrations, "HEAD", "9002")
     with pytest.raises(sa.exc.DBAPIError):
         Store(place)
     monkeypatch.setattr(migrate.migrations, "HEAD", HEAD)
@@ -90,11 +90,11 @@ def test_a_step_that_fails_leaves_the_revision_before(
     tables = store.read(lambda db: sa.inspect(db).get_table_names()).result()
     store.close()
     assert not [name for name in tables if name.startswith("step_")], "all steps or none"
-    (more / "b.py").write_text(STEP.format(number="0003", before="0002", then=""))
-    monkeypatch.setattr(migrate.migrations, "HEAD", "0003")
+    (more / "b.py").write_text(STEP.format(number="9002", before="9001", then=""))
+    monkeypatch.setattr(migrate.migrations, "HEAD", "9002")
     store = Store(place)
     assert store.database.before == HEAD
-    assert "step_0003" in store.read(lambda db: sa.inspect(db).get_table_names()).result()
+    assert "step_9002" in store.read(lambda db: sa.inspect(db).get_table_names()).result()
     store.close()
 
 

@@ -1,15 +1,20 @@
 """The queue's verbs, one at a time; `test_queue_machine.py` has them in any order."""
 
 import time
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from rondo.base.errors import Conflict, NotFound
 from rondo.control.config import QueueConfig
-from rondo.control.queue.leases import Leases
+from rondo.control.queue.leases import LONGEST_LEASE, Leases
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import Finished, New
+from rondo.control.store import clock
+from rondo.control.store.clock import MICROSECONDS
 from rondo.control.store.store import Store
+from rondo.control.tables import requests
 
 
 def news(count: int, model: str = "m", priority: int = 0) -> list[New]:
@@ -161,6 +166,37 @@ def test_a_gateway_that_starts_gives_leases_their_full_time(store: Store) -> Non
     assert started.sweep().result().expired == 0
 
 
+def test_a_gateway_that_starts_leaves_longer_leases_as_they_are(store: Store) -> None:
+    queue, leases = Queue(store), Leases(store)
+    queue.put(news(3), "me").result()
+    for seconds in (600.0, LONGEST_LEASE, 86400.0):
+        leases.take("w", ["m"], 1, seconds).result()
+    now = store.write(store.clock.now).result()
+    leases.renew().result()
+    untils = store.read(lambda db: db.scalars(sa.select(requests.c.until)).all()).result()
+    assert [round((until - now) / MICROSECONDS) for until in sorted(untils)] == pytest.approx(
+        [600, LONGEST_LEASE, LONGEST_LEASE], abs=60
+    )
+
+
+def test_duties_of_an_earlier_start_of_the_machine_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "_boot_id", lambda: "first")
+    before = Store(tmp_path / "rondo.db")
+    assert before.claim("queue maintenance", 15).result()
+    before.close()
+    real = time.time_ns()
+    monkeypatch.setattr(clock, "_boot_id", lambda: "second")
+    monkeypatch.setattr(time, "time_ns", lambda: real - 86400 * 10**9)
+    after = Store(tmp_path / "rondo.db")
+    other = Store(tmp_path / "rondo.db")
+    assert after.claim("queue maintenance", 15).result()
+    assert not other.claim("queue maintenance", 15).result(), "a second process has the same origin"
+    after.close()
+    other.close()
+
+
 def test_cancelling_ends_what_has_not_ended(store: Store) -> None:
     queue, leases = Queue(store), Leases(store)
     group = queue.put(news(3), "me").result()
@@ -205,3 +241,19 @@ def test_groups_are_listed_newest_first(store: Store) -> None:
     page = queue.groups("a", before=queue.group(names[2]).result().created).result()
     assert [group.name for group in page] == names[:1]
     assert [each.id for each in queue.requests(names[0], after=0).result()] == []
+
+
+def test_a_call_leases_a_bounded_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rondo.control.queue.leases.LEASED_SIZE", 25)
+    queue, leases = Queue(store), Leases(store)
+    queue.put([New("m", "x" * size) for size in (10, 10, 10, 50, 5)], "me").result()
+    sizes = [[len(each.body) for each in leases.take("w", ["m"], 10).result()] for _ in range(4)]
+    assert sizes == [[10, 10], [10], [50], [5]]
+
+
+def test_counts_of_an_owner(store: Store) -> None:
+    queue = Queue(store)
+    queue.put([New("m", "1"), New("n", "1")], "a").result()
+    queue.put([New("m", "1")], "b").result()
+    assert queue.counts("a").result() == {("m", "queued"): 1, ("n", "queued"): 1}
+    assert queue.counts("b").result() == {("m", "queued"): 1}

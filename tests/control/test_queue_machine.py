@@ -19,6 +19,7 @@ from rondo.control.queue.work import Finished, New
 from rondo.control.store.clock import MICROSECONDS
 from rondo.control.store.store import Store
 from support.postgres import Cluster
+from support.stores import new_store
 
 CONFIG = QueueConfig(lease=10, attempts=2, rest=4, longest_rest=5)
 MODELS = ["a", "b"]
@@ -50,6 +51,7 @@ class Expected:
     attempts: int = 0
     lease: str = ""
     until: float = 0.0
+    cohort: int | None = None
     result: str | None = None
 
 
@@ -67,7 +69,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def open(self) -> Store:
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
-        return Store(self.folder / "0" / "rondo.db")
+        return new_store(self.folder / "0" / "rondo.db")
 
     def open_after_death(self) -> Store:
         """As by kill -9: the files are copied as they are."""
@@ -90,6 +92,24 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue, self.leases = Queue(store, CONFIG), Leases(store, CONFIG, self.clock)
         self.leases.renew().result()
 
+    def _plain(self, model: str, priority: int) -> list[Expected]:
+        return [each for each in self._queued(model, priority) if each.cohort is None]
+
+    def _suspects(self, models: set[str], limit: int) -> list[Expected]:
+        """The next cohort of suspects."""
+        all_of_them = [
+            each for each in self.expected.values() if each.state == "queued" and each.model in models
+        ]
+        found = [(each.cohort, each) for each in all_of_them if each.cohort is not None]
+        found.sort(key=lambda pair: (pair[1].priority, -pair[0], pair[1].turn, pair[1].order))
+        taken, least = list[Expected](), limit
+        for cohort, each in found:
+            least = min(least, cohort)
+            if len(taken) == least:
+                break
+            taken.append(each)
+        return taken
+
     def _queued(self, model: str, priority: int) -> list[Expected]:
         lane = [each for each in self.expected.values() if (each.model, each.priority) == (model, priority)]
         return sorted((each for each in lane if each.state == "queued"), key=lambda e: (e.turn, e.order))
@@ -111,17 +131,26 @@ class QueueMachine(RuleBasedStateMachine):
             id, turn = f"{group.name}_{place:09d}", self._next_turn(model, priority, owner)
             self.expected[id] = Expected(group.name, place, model, priority, owner, len(self.expected), turn)
 
-    @rule(models=st.sets(st.sampled_from(MODELS), min_size=1), limit=st.integers(1, 4))
-    def take(self, models: set[str], limit: int) -> None:
-        taken = self.leases.take("worker", sorted(models), limit).result()
+    @rule(
+        models=st.sets(st.sampled_from(MODELS), min_size=1), limit=st.integers(1, 9), held=st.integers(0, 1)
+    )
+    def take(self, models: set[str], limit: int, held: int) -> None:
         waiting = []
         for model in models:
             for priority in (-1, 0, 1):
-                lane = self._queued(model, priority)
+                lane = self._plain(model, priority)
                 waiting += [(priority, each.turn - lane[0].turn, each.order) for each in lane]
-        assert [self.expected[each.id].order for each in taken] == [
-            order for _, _, order in sorted(waiting)[:limit]
-        ]
+        waiting.sort()
+        cohort = self._suspects(models, limit)
+        first = cohort and all(cohort[0].priority <= priority for priority, _, _ in waiting)
+        assert self.leases.suspects(models).result() == bool(first)
+        taken = self.leases.take("worker", sorted(models), limit, held=held).result()
+        assert all(each.suspect == bool(first and not held) for each in taken)
+        assert [self.expected[each.id].order for each in taken] == (
+            [each.order for each in cohort]
+            if first and not held
+            else [order for *_, order in waiting[:limit]]
+        )
         for each in taken:
             known = self.expected[each.id]
             known.state, known.lease, known.attempts = "leased", each.lease, known.attempts + 1
@@ -141,12 +170,16 @@ class QueueMachine(RuleBasedStateMachine):
             known.until = self.clock.seconds + CONFIG.lease
 
     @precondition(lambda self: self.given)
-    @rule(data=st.data(), how=st.sampled_from(["well", "badly", "badly, again"]))
-    def finish(self, data: st.DataObject, how: str) -> None:
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["well", "badly", "badly, again"]),
+        in_flight=st.sampled_from([0, 1, 5, 40]),
+    )
+    def finish(self, data: st.DataObject, how: str, in_flight: int) -> None:
         id, lease = data.draw(st.sampled_from(self.given))
         result, error = ('"said"', None) if how == "well" else (None, "it broke")
         (verdict,) = self.leases.finish(
-            [Finished(id, lease, result, error, again=how == "badly, again")]
+            [Finished(id, lease, result, error, how == "badly, again", in_flight=in_flight)]
         ).result()
         known = self.expected[id]
         if known.lease != lease or known.state == "cancelled":
@@ -159,10 +192,16 @@ class QueueMachine(RuleBasedStateMachine):
         elif known.state in ("resting", "queued"):
             assert verdict == "resting"
         else:
-            self._fail(known, again=how == "badly, again")
-            assert verdict == known.state
+            self._fail(known, how == "badly, again", in_flight)
+            assert verdict == ("resting" if known.state == "queued" else known.state)
 
-    def _fail(self, known: Expected, again: bool) -> None:
+    def _fail(self, known: Expected, again: bool, in_flight: int) -> None:
+        if again and in_flight > 1 and known.cohort != 1:
+            lane = self._queued(known.model, known.priority)
+            known.state, known.turn = "queued", lane[0].turn if lane else 0
+            known.attempts -= 1
+            known.cohort = max(1, min(in_flight, known.cohort or in_flight) // 4)
+            return
         known.state = "resting" if again and known.attempts < CONFIG.attempts else "dead"
         known.until = self.clock.seconds + CONFIG.rest
 
@@ -172,16 +211,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases.sweep().result()
         due = [each for each in self.expected.values() if each.state in ("leased", "resting")]
         due = [each for each in due if each.until <= self.clock.seconds]
+        if any(each.state == "leased" for each in due):
+            soon = self.clock.seconds + CONFIG.lease / 2
+            also = [each for each in self.expected.values() if each.state == "leased" and each not in due]
+            due += [each for each in also if each.until <= soon]
+        expired = [each for each in due if each.state == "leased"]
         rested = [each for each in due if each.state == "resting"]
         heads = {
             each.order: min((other.turn for other in self._queued(each.model, each.priority)), default=0)
             for each in rested
         }
-        for known in due:
-            if known.state == "leased":
-                self._fail(known, again=True)
-            else:
-                known.state, known.turn = "queued", heads[known.order]
+        for known in expired:
+            self._fail(known, True, len(expired))
+        for known in rested:
+            known.state, known.turn = "queued", heads[known.order]
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
@@ -254,4 +297,4 @@ class TestQueueOnPostgres(PostgresMachine.TestCase):  # type: ignore[misc]
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestQueue.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

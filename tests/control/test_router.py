@@ -7,7 +7,7 @@ import pytest
 
 from rondo.base.errors import NotFound, Unavailable
 from rondo.control.config import RouterConfig
-from rondo.control.router import Instance, Route, Router
+from rondo.control.routing.router import Instance, Route, Router
 
 CONFIG = RouterConfig(piece=10, failures=2, shut=5.0, decode_factor=1.0)
 
@@ -93,6 +93,17 @@ def test_who_fails_is_left_alone_and_then_tried_with_one_request() -> None:
     router.ended(router.choose("m", b"p"), well=True)
     assert [router.choose("m", b"p").instance for _ in range(3)] == instances * 3
     assert instances[0].failures == 0
+
+
+def test_a_withdrawn_request_leaves_an_open_circuit_as_it_is() -> None:
+    router, instances, now = router_of(1)
+    fail(router, 2)
+    now[0] = 5.0
+    router.ended(router.choose("m", b"p"), well=None)
+    assert (instances[0].failures, instances[0].requests) == (2, 0)
+    router.choose("m", b"p")
+    with pytest.raises(Unavailable):
+        router.choose("m", b"p")
 
 
 def test_what_broke_off_is_tried_elsewhere_and_the_cache_of_who_failed_is_thought_empty() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from rondo.control.queue.leases import Leases
 from rondo.control.queue.maintain import Maintenance
 from rondo.control.queue.queue import Queue
 from rondo.control.queue.work import New
-from rondo.control.store.store import READERS, Store
+from rondo.control.store.store import BACKGROUND, READERS, Store
 from support.waiting import run, wait_until
 
 
@@ -143,6 +144,19 @@ def test_closing_ends_threads_and_connections(place: str) -> None:
         store.read(lambda db: None)
     with pytest.raises(Unavailable, match="closed"):
         store.write(lambda db: None)
+
+
+def test_background_jobs_wait_for_further_ones(store: Store) -> None:
+    begun = threading.Barrier(BACKGROUND)
+
+    def job(number: int) -> int:
+        if number < BACKGROUND:
+            begun.wait(60)  # all threads of the pool are occupied before one of them asks for a further job
+        inner = store.background(lambda: store.background(lambda: number).result())
+        return inner.result(60)
+
+    jobs = [store.background(partial(job, number)) for number in range(20)]
+    assert [each.result(60) for each in jobs] == list(range(20))
 
 
 def test_a_reader_cannot_write(store: Store) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
+from rondo.data.input import containers, formats
 from rondo.data.input.sources import read_records, read_source
 
 TEXTS = st.lists(st.text(max_size=8), min_size=1, max_size=6)
@@ -87,4 +88,30 @@ def test_tables(tmp_path: Path) -> None:
 def test_a_broken_table_is_located(tmp_path: Path, table: str, problem: str) -> None:
     (tmp_path / "x.csv").write_bytes(table.encode("utf-8", "surrogateescape"))
     with pytest.raises(InvalidRequest, match=problem):
+        read_records(tmp_path / "x.csv")
+
+
+def test_a_json_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is read as a whole, and one of lines is not."""
+    document = json.dumps([{"text": "a" * 40}])
+    (tmp_path / "x.json").write_text(document)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(document.encode()))
+    (tmp_path / "x.jsonl").write_text(document[1:-1])
+    monkeypatch.setattr(formats, "LARGEST_JSON", len(document))
+    assert len(read_records(tmp_path / "x.json")) == 1
+    monkeypatch.setattr(formats, "LARGEST_JSON", len(document) - 1)
+    for name in ("x.json", "x.json.gz"):
+        with pytest.raises(
+            InvalidRequest, match=rf"{name} has more than 5\d bytes: convert it to JSON Lines"
+        ):
+            read_records(tmp_path / name)
+    assert len(read_records(tmp_path / "x.jsonl")) == 1
+
+
+def test_a_cell_of_a_table_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.csv").write_text("text\n" + "a" * 200 + "\n")
+    (tmp_path / "y.csv").write_text('text\nb\n"' + "a" * 150_000 + '"\n')
+    assert len(read_records(tmp_path / "y.csv")[1]["text"]) == 150_000, "more than the limit of csv"
+    monkeypatch.setattr(containers, "LARGEST_CELL", 100)
+    with pytest.raises(InvalidRequest, match=r"x\.csv.*field larger than field limit \(100\)"):
         read_records(tmp_path / "x.csv")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
-from rondo.data.input.conversion import RecordConverter
+from rondo.data.input.conversion import RecordConverter, is_plain_chat
 from rondo.data.input.detection import FORMAT_NAMES, FORMATS, NAMES, detect, detect_as
 from rondo.data.input.formats import Form
 from rondo.data.input.records import check_record
@@ -245,3 +245,30 @@ def test_each_file_of_a_folder_has_its_own_format(tmp_path: Path) -> None:
 
 def test_the_names_of_the_formats_are_those_of_the_table() -> None:
     assert set(FORMATS) == set(FORMAT_NAMES)
+
+
+PLAIN_TURNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "tool", "function", "x"]),
+            "content": st.text(max_size=3),
+        }
+    )
+    | st.dictionaries(
+        st.sampled_from(["role", "content", "from", "weight", "function_call"]), VALUES, max_size=3
+    ),
+    max_size=3,
+)
+CHATS = st.builds(
+    lambda turns, more: {"messages": turns, **more},
+    PLAIN_TURNS,
+    st.dictionaries(
+        st.sampled_from(sorted(NAMES - {"messages"})) | st.text("abc", max_size=3), VALUES, max_size=1
+    ),
+)
+
+
+@given(CHATS)
+def test_a_chat_record_that_is_not_converted_is_what_its_conversion_returns(record: dict[str, Any]) -> None:
+    if is_plain_chat(record):
+        assert RecordConverter()(json.loads(json.dumps(record))) == (record, "")

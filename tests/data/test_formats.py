@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rondo.base.errors import ConfigError, InvalidRequest, MissingExtra, NotFound
+from rondo.base.storage import remote
+from rondo.data.input import formats
 from rondo.data.input.formats import Form, lines_before, parts_of, read_part
 from rondo.data.input.sources import read_records
-from rondo.data.storage import remote
 from rondo.data.storage.places import SourceFile, find_files
 
 
@@ -131,3 +132,21 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_records(tmp_path / "x.pdf")
     with pytest.raises(NotFound, match="or a folder that holds some"):
         read_records(tmp_path)
+
+
+def test_a_parquet_footer_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pyarrow.Table.from_pylist([{"text": f"row {n}"} for n in range(9)])
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=2)
+    opened, given = [], []
+    real_open, real_file = formats.open_file, pyarrow.parquet.ParquetFile
+    monkeypatch.setattr(formats, "open_file", lambda name: (opened.append(name), real_open(name))[1])
+    monkeypatch.setattr(
+        pyarrow.parquet,
+        "ParquetFile",
+        lambda raw, metadata=None: (given.append(metadata), real_file(raw, metadata=metadata))[1],
+    )
+    assert len(read_records(tmp_path / "x.parquet")) == 9
+    assert (len(opened), given.count(None)) == (2, 1)
+    parts = parts_of(file_of(tmp_path / "x.parquet"), Form(), 1)
+    assert [lines_before(part) for part in parts] == [0, 2, 4, 6, 8]
+    assert len(opened) == 2

@@ -17,7 +17,6 @@ from rondo.demo.corpus import solved, stories, sums
 from rondo.demo.pipeline import PHASES, Event, run_demo
 from rondo.demo.recipe import QUICK, tokenizer_for
 from rondo.engine.entrypoints.llm import LLM
-from rondo.jobs import control
 from rondo.jobs.job import Job
 from rondo.parallel.ranks.crew import Paused
 from rondo.rl.tasks.puzzles import evaluate
@@ -37,7 +36,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the weights that the demo makes in one go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RONDO_HOME", str(own_home(tmp_path_factory.mktemp("whole"))))
+        return sha256_file(Path(run_demo(seed=3, recipe=TINY, name="whole").model) / "model.safetensors")
+
+
+def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path, whole: str) -> None:
     events: list[Event] = []
     result = run_demo(seed=3, recipe=TINY, on_event=events.append)
     folder = Path(result.model)
@@ -46,24 +53,20 @@ def test_equal_seeds_make_equal_models_that_can_be_loaded_and_asked(home: Path) 
     assert result.logprob_max_diff < 2e-5
     assert json.loads((folder / "demo.json").read_text())["task"] == "reverse"
     assert tuple(dict.fromkeys(event.phase for event in events)) == PHASES
-    first = sha256_file(folder / "model.safetensors")
+    assert sha256_file(folder / "model.safetensors") == whole
     tokenizer = Tokenizer.load(folder)
     prompt = tokenizer.apply_chat([{"role": "user", "content": "reverse ABC"}])
     (output,) = LLM(models.load(folder), tokenizer).generate([prompt])
     assert output.outputs[0].token_ids
     again = run_demo(seed=3, recipe=TINY)
-    assert sha256_file(folder / "model.safetensors") == first
+    assert sha256_file(folder / "model.safetensors") == whole
     assert (again.reward_start, again.reward_end) == (result.reward_start, result.reward_end)
 
 
 @pytest.mark.parametrize(
     ("phase", "step"), [("corpus", 0), ("pretrain", 1), ("sft", 1), ("rl", 1), ("save", 0)]
 )
-def test_an_interrupted_demo_resumes(home: Path, phase: str, step: int) -> None:
-    whole = sha256_file(Path(run_demo(seed=3, recipe=TINY, name="whole").model) / "model.safetensors")
-    for job in Job.all():
-        control.remove(job)
-
+def test_an_interrupted_demo_resumes(home: Path, phase: str, step: int, whole: str) -> None:
     sent: list[Event] = []
 
     def interrupt(event: Event) -> None:

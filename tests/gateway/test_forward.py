@@ -55,6 +55,38 @@ def test_an_engines_error_passes_with_its_status(one) -> None:
     assert len(stub.requests) == 1
 
 
+def test_a_stream_that_the_client_leaves_is_charged_by_its_prompt_and_events(one) -> None:
+    gateway, stub = one
+    stub.mode = "endless"
+    for path in (CHAT, "/v1/responses"):
+        body = BODY | {"stream": True, "messages": "x" * 400, "input": "x" * 400}
+        with httpx.stream("POST", gateway.url + path, json=body, timeout=60) as response:
+            received = b""
+            for part in response.iter_bytes():
+                received += part
+                if received.count(b"data:") == 2:
+                    break
+    wait_until(lambda: gateway.gateway.forward.active == 0)
+    (row,) = usage_of(gateway)
+    assert (row["requests"], row["output_tokens"]) == (2, 4)
+    assert 200 <= row["input_tokens"] <= 420
+
+
+@pytest.mark.parametrize("options", [{"include_usage": False}, {}, None, {"include_obfuscation": True}])
+def test_options_of_a_stream_do_not_prevent_metering(one, options: Any) -> None:
+    gateway, stub = one
+    response = post(gateway, BODY | {"stream": True, "stream_options": options})
+    assert '"choices":[]' not in response.text
+    assert stub.requests[0]["body"]["stream_options"] == (options or {}) | {"include_usage": True}
+    (row,) = usage_of(gateway)
+    assert (row["input_tokens"], row["output_tokens"]) == (USAGE["prompt_tokens"], USAGE["completion_tokens"])
+
+
+def usage_of(gateway: RunningGateway) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = httpx.get(gateway.url + "/v1/usage").json()["data"]
+    return rows
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_event_of_token_counts_reaches_only_clients_that_asked_for_it(one, asked: bool) -> None:
     gateway, stub = one
@@ -117,13 +149,37 @@ def test_pages_of_allowed_origins_may_call_and_read_the_limits(tmp_path: Path) -
         served(Stub()) as stub,
         gateway_of([stub.url], tmp_path, cors_origins=["https://a.example"]) as gateway,
     ):
-        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        own = {"origin": "https://a.example"}
+        response = post(gateway, headers=own)
+        assert response.status_code == 200
+        exposed = response.headers["access-control-expose-headers"].split(", ")
+        assert "x-ratelimit-remaining-tokens" in exposed
+        assert not any("*" in name for name in exposed)
+        other = post(gateway, headers={"origin": "https://b.example"})
+        assert other.json()["error"]["code"] == "origin_not_allowed"
+        asked = own | {"access-control-request-method": "POST"}
         preflight = httpx.options(gateway.url + CHAT, headers=asked)
         assert preflight.headers["access-control-allow-origin"] == "https://a.example"
         assert (
             "access-control-allow-origin"
             not in httpx.options(gateway.url + CHAT, headers=asked | {"origin": "https://b.example"}).headers
         )
+
+
+def test_each_origin_may_call_where_all_are_allowed(tmp_path: Path) -> None:
+    with served(Stub()) as stub, gateway_of([stub.url], tmp_path, cors_origins=["*"]) as gateway:
+        assert post(gateway, headers={"origin": "https://any.example"}).status_code == 200
+
+
+def test_a_large_body_names_the_setting_of_the_gateway(tmp_path: Path) -> None:
+    with served(Stub()) as stub, gateway_of([stub.url], tmp_path, max_body_bytes=2000) as gateway:
+        for path in (CHAT, "/v1/responses"):
+            response = post(gateway, BODY | {"user": "x" * 3000}, path)
+            assert response.status_code == 413
+            assert " gateway.max_body_bytes." in response.json()["error"]["message"]
+        large = post(gateway, {"name": "x" * (9 << 20)}, "/v1/keys")
+        assert large.status_code == 413
+        assert "max_body_bytes" not in large.json()["error"]["message"]
 
 
 def test_when_the_client_leaves_the_engine_stops(one) -> None:
@@ -166,10 +222,58 @@ def test_while_engines_start_an_unknown_model_may_come_later(tmp_path: Path) -> 
     with gateway_of(["http://127.0.0.1:9"], tmp_path) as gateway:
         response = post(gateway)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engines_starting")
+        assert response.headers["retry-after"] == "1"
         health = httpx.get(gateway.url + "/v1/health")
         assert (health.status_code, health.json()["status"]) == (503, "degraded")
         assert httpx.get(gateway.url + "/ready").status_code == 503
         assert httpx.get(gateway.url + "/health").status_code == 200
+
+
+def test_an_engine_that_does_not_start_in_time_is_unreachable(tmp_path: Path) -> None:
+    with gateway_of(["http://127.0.0.1:9"], tmp_path, start_seconds=5.0) as gateway:
+        assert post(gateway).json()["error"]["code"] == "engines_starting"
+        [engine] = gateway.gateway.fleet.engines.values()
+        engine.added -= 5.0
+        wait_until(lambda: engine_of(gateway)["state"] == "unreachable")
+        assert post(gateway).status_code == 404
+
+
+def test_an_engine_that_refuses_the_key_is_unreachable_with_the_remedy(tmp_path: Path) -> None:
+    with served(Stub(key="k")) as stub:
+        with gateway_of([stub.url], tmp_path) as gateway:
+            engine = engine_of(gateway)
+            assert engine["state"] == "unreachable"
+            assert "gateway.engine_key" in engine["error"]
+            assert post(gateway).status_code == 404
+        with gateway_of([stub.url], tmp_path, engine_key="k") as gateway:
+            assert engine_of(gateway)["state"] == "ready"
+
+
+def test_restarts_count_lost_connections_and_no_pauses(tmp_path: Path) -> None:
+    with served(Stub()) as stub, gateway_of([stub.url], tmp_path) as gateway:
+        for ready in (False, True):
+            stub.ready = ready
+            wait_until(lambda wanted=ready: (engine_of(gateway)["state"] == "ready") == wanted)
+        assert engine_of(gateway)["restarts"] == 0
+        engine = next(iter(gateway.gateway.fleet.engines.values()))
+        engine.instance.url, url = "http://127.0.0.1:9", engine.instance.url
+        wait_until(lambda: engine_of(gateway)["state"] == "unreachable")
+        engine.instance.url = url
+        wait_until(lambda: engine_of(gateway)["restarts"] == 1)
+
+
+def test_the_tokenizer_of_a_model_is_read_from_its_engine(one) -> None:
+    gateway, stub = one
+    assert httpx.get(gateway.url + "/tokenizer_info").json() == {"tokenizer_class": "m"}
+    assert httpx.get(gateway.url + "/tokenizer_info?model=m").status_code == 200
+    assert httpx.get(gateway.url + "/tokenizer_info?model=x").status_code == 404
+    stub.models.append("n")
+    wait_until(lambda: httpx.get(gateway.url + "/tokenizer_info").status_code == 400)
+
+
+def engine_of(gateway: RunningGateway) -> dict[str, Any]:
+    (engine,) = httpx.get(gateway.url + "/v1/engines").json()["data"]
+    return dict(engine)
 
 
 def test_an_engine_that_recovers_gets_requests_again(one) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rondo.base.errors import InvalidRequest
 from rondo.gateway.proxy.fields import DEFAULT_ANSWER_TOKENS, MOST_ANSWER_TOKENS, read_fields, with_usage
-from rondo.gateway.proxy.metering import TokenMeter
+from rondo.gateway.proxy.metering import LARGEST_EVENT, TokenMeter
 
 COUNTS = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
 EVENTS = [
@@ -19,16 +19,24 @@ EVENTS = [
 ]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @given(st.data())
-def test_a_stream_cut_anywhere_is_metered_and_stripped_alike(data: st.DataObject) -> None:
-    whole = b"".join(EVENTS)
+def test_a_stream_cut_anywhere_is_metered_and_stripped_alike(end: bytes, data: st.DataObject) -> None:
+    whole, counts = (text.replace(b"\n", end) for text in (b"".join(EVENTS), COUNTS))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
     parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)])]
     for strip in (False, True):
         meter = TokenMeter(stream=True, strip=strip)
         out = b"".join(meter.feed(part) for part in parts) + meter.finish()
-        assert out == (whole.replace(COUNTS, b"") if strip else whole)
+        assert out == (whole.replace(counts, b"") if strip else whole)
         assert (meter.input_tokens, meter.output_tokens) == (3, 2)
+
+
+def test_a_stream_without_events_passes_in_bounded_pieces() -> None:
+    meter = TokenMeter(stream=True, strip=True)
+    passed = [meter.feed(b"x" * 60_000) for _ in range(100)] + [meter.finish()]
+    assert sum(map(len, passed)) == 6_000_000
+    assert max(map(len, passed)) <= LARGEST_EVENT + 60_000
 
 
 def test_the_last_event_of_a_response_stream_has_its_counts_and_stays() -> None:
@@ -66,10 +74,32 @@ def test_a_body_nested_deeply_is_refused_not_fatal() -> None:
 
 
 def test_counts_are_requested_in_front_of_all_other_fields() -> None:
-    assert json.loads(with_usage(b' {"model":"m","stream":true}')) == {
+    assert json.loads(with_usage(b' {"model":"m","stream":true}', b"")) == {
         "stream_options": {"include_usage": True},
         "model": "m",
         "stream": True,
     }
-    explicit = b'{"model":"m","stream_options":null}'
-    assert json.loads(with_usage(explicit))["stream_options"] is None
+
+
+@pytest.mark.parametrize("given", [None, {}, {"include_usage": False}, {"include_obfuscation": False}])
+def test_counts_are_requested_beside_the_options_of_the_client(given: object) -> None:
+    body = json.dumps({"model": "m", "stream_options": given, "messages": [1]}).encode()
+    fields = read_fields(body)
+    assert not fields.wants_usage
+    assert json.loads(with_usage(body, fields.stream_options)) == {
+        "model": "m",
+        "stream_options": {**(given if isinstance(given, dict) else {}), "include_usage": True},
+        "messages": [1],
+    }
+
+
+@pytest.mark.parametrize("given", ['{"include_usage":true}', '{"include_usage":"x"}', "[1]", "7"])
+def test_options_that_request_counts_and_malformed_ones_pass(given: str) -> None:
+    assert read_fields(f'{{"model":"m","stream_options":{given}}}'.encode()).wants_usage
+
+
+def test_events_without_counts_are_counted() -> None:
+    meter = TokenMeter(stream=True, strip=True)
+    for part in (b'data: {"a":1}\n\n', b'data: {"a":1}\n\ndata: {"a"', b":2}\n\n: waiting\n\n"):
+        meter.feed(part)
+    assert (meter.tokens, meter.events) == (None, 3)

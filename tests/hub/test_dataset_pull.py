@@ -24,7 +24,7 @@ def lines(*texts: str) -> bytes:
 
 
 def found(split: str = "") -> list[str]:
-    return [file.name for file in ensure_dataset(HubName("dataset", "org/data", split=split), SUFFIXES)]
+    return [file.name for file in ensure_dataset(HubName("dataset", "org/data", part=split), SUFFIXES)]
 
 
 def test_splits_by_file_names(fake_hub: FakeHub) -> None:

@@ -334,9 +334,10 @@ def test_a_full_disk_is_an_error_before_the_download(
     ("files", "message"),
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"p"}, r"PyTorch pickles only.*org/model@refs/pr/1"),
-        ({"config.json": b"{}", "model.gguf": b"g"}, "GGUF only"),
-        ({"model.gguf": b"g"}, "GGUF only"),
-        ({"adapter_config.json": b"{}"}, "is an adapter"),
+        (
+            {"adapter_config.json": b'{"base_model_name_or_path": "org/base"}'},
+            "is an adapter.*rondo serve org/base --lora-modules model=org/model",
+        ),
         ({"README.md": b"empty"}, r"has no config\.json"),
         ({"config.json": b"{}"}, "has no weights in safetensors format"),
     ],
@@ -364,7 +365,7 @@ def test_a_digest_that_is_a_path_is_refused(fake_hub: FakeHub, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "text",
-    ["model", "./org/model", "org/model/more", "org/model@", "-org/model", "org/..", "a b/c", "org/m:train"],
+    ["model", "./org/model", "org/model/more", "org/model@", "-org/model", "org/..", "a b/c"],
 )
 def test_other_texts_are_no_names(text: str) -> None:
     assert hub_name(text) is None

@@ -144,3 +144,39 @@ def test_models_in_use_are_not_removed(home: Path, capsys: pytest.CaptureFixture
     assert "the base of an unfinished job (waiting)" in capsys.readouterr().err
     assert main(["model", "rm", "m", "--yes", "--force"]) == 0
     assert not folder.exists()
+
+
+def test_stop_without_waiting(
+    running: tuple[Job, int], nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, pid = running
+    assert main(["job", "stop", "--no-wait", "endless"]) == 0
+    assert capsys.readouterr().out == "job endless stops after its step\n"
+    assert nursery.wait(pid) in (0, 143)
+    assert summary_of(job).state == "paused"
+
+
+def test_the_log_of_another_rank(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job.of({"kind": "sft"}, name="wide")
+    (job.path / "logs").mkdir()
+    for rank in (0, 1):
+        (job.path / f"logs/rank_{rank}.log").write_text(f"first of rank {rank}\nlast of rank {rank}\n")
+    assert main(["job", "logs", "wide", "--rank", "1", "-n", "1"]) == 0
+    assert capsys.readouterr().out == "last of rank 1\n"
+    assert main(["job", "logs", "wide", "--rank", "2"]) == 0
+    assert "job wide has no log in" in capsys.readouterr().err
+
+
+def test_a_gguf_model_in_use_is_not_removed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server locks the file, which it has opened."""
+    file = home / "models/m/file.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"GGUF")
+    with in_use(file):
+        assert main(["model", "rm", "m", "--yes"]) == 5
+        assert "in use by a running server or job" in capsys.readouterr().err
+    waiting = Job.of({"kind": "sft"}, name="waiting", base=str(file))
+    waiting.set_status("paused", 3)
+    assert main(["model", "rm", "m", "--yes"]) == 5
+    assert "the base of an unfinished job (waiting)" in capsys.readouterr().err
+    assert main(["model", "rm", "m", "--yes", "--force"]) == 0

@@ -146,3 +146,10 @@ def test_an_empty_text_is_no_name_of_an_unnamed_job(tmp_path: Path, monkeypatch:
     (folder / "spec.json").write_text("{}")
     with pytest.raises(NotFound, match="too short for a hash"):
         find_job("")
+
+
+def test_a_gguf_model_has_its_name_for_itself(home: Path) -> None:
+    (home / "models/taken").mkdir(parents=True)
+    (home / "models/taken/file.gguf").write_bytes(b"GGUF")
+    with pytest.raises(Conflict, match="A model has the name 'taken'"):
+        job(1, "taken")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def test_a_training_job_ends_with_a_report(ground: Path, capsys: pytest.CaptureF
         assert before.split == "held_out"
         assert before.prompt.startswith("the user asks")
         assert before.expected.startswith(" it answers")
+
+
+def test_the_commands_of_an_adapter_job_work(ground: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*train_command(ground, 2, "--adapter.kind=tokenformer"), "--name", "small"]) == 0
+    (job,) = Job.all()
+    commands = facts(job).commands
+    assert "--server.adapters=" in commands["Serve with its base"]
+    evaluate = shlex.split(commands["Evaluate with its base"])
+    assert evaluate[1:5] == ["evaluate", str(ground / "model"), "--adapter", "small"]
+    capsys.readouterr()
+    assert (
+        main([str(ground / "data.jsonl") if word == "HELD_OUT.jsonl" else word for word in evaluate[1:]]) == 0
+    )
+    assert "loss" in capsys.readouterr().out
 
 
 def test_an_rl_job_has_the_same_prompts_before_and_after(ground: Path) -> None:

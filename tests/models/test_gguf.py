@@ -23,6 +23,7 @@ from rondo.models.quantized.quantize.making import QuantizationRecipe
 from rondo.models.store import facts, fingerprint, import_model, list_models, name_of, resolve, summary
 from rondo.text.tokenizer import Tokenizer
 from support.gguf_files import write_metadata, write_qwen3
+from support.home import own_home
 from support.tiny import (
     TINY_BIASES,
     TINY_GEMMA,
@@ -226,7 +227,7 @@ def test_the_package_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_as_a_model_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "home")))
     model = made(tmp_path / "model")
     file = export_gguf(tmp_path / "model", tmp_path / "files" / "my-model.gguf", "Q8_0")
     assert resolve(file) == resolve(file.parent) == file

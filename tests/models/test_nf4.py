@@ -14,12 +14,14 @@ from rondo.cli.main import main
 from rondo.client.types import SamplingParams
 from rondo.engine.entrypoints.llm import LLM
 from rondo.models.adapters import LoraSpec, attach_lora, load_lora, save_adapter, trainable
+from rondo.models.quantized import writing
 from rondo.models.quantized.parts import QuantizedLinear, quantized_weights
 from rondo.models.quantized.quantize.making import load_nf4
 from rondo.models.quantized.quantize.rounding import nf4
 from rondo.models.store import summary
 from rondo.ops import quantized_linear
 from rondo.ops.gemm import nf4 as codes
+from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -76,7 +78,7 @@ def test_rows_of_a_weight():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "home")))
     models.save(tiny_model(**WIDE), tmp_path / "base")
     tiny_tokenizer().save(tmp_path / "base")
     assert (
@@ -175,3 +177,45 @@ def test_an_adapter_is_served_over_the_quantized_base_with_the_learners_logprobs
     assert scores.argmax(-1).tolist() == sample.token_ids
     chosen = scores.gather(1, tokens[len(prompt) :, None])[:, 0]
     torch.testing.assert_close(torch.tensor(sample.logprobs), chosen, atol=1e-4, rtol=0)
+
+
+def test_skipped_modules_stay_whole(folder: Path):
+    """`llm_int8_skip_modules` of a checkpoint by bitsandbytes: names of modules, or of their ends."""
+    whole = load_file(folder / "base/model.safetensors")
+    tensors, config = load_file(folder / "nf4/model.safetensors"), folder / "nf4/config.json"
+    skipped = [
+        name for name in whole if "down_proj" in name or name.startswith("model.layers.1.self_attn.q_")
+    ]
+    for name in skipped:
+        tensors = {key: value for key, value in tensors.items() if not key.startswith(name)}
+        tensors[name] = whole[name]
+    save_file(tensors, folder / "nf4/model.safetensors", {"format": "pt"})
+    told = json.loads(config.read_text())
+    told["quantization_config"]["llm_int8_skip_modules"] = [
+        "lm_head",
+        "down_proj",
+        "model.layers.1.self_attn.q_proj",
+    ]
+    config.write_text(json.dumps(told))
+    model = models.load(folder / "nf4")
+    kept = {name.removesuffix(".weight") for name in quantized_weights(model)}
+    assert not [name for name in kept if name.endswith("down")]
+    assert len(kept) == 2 * 6 - 1
+    assert torch.equal(model.layers[1].attention.q.weight, whole["model.layers.1.self_attn.q_proj.weight"])
+
+
+def test_scales_of_scales_are_computed_once_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tensors are written by type, so the fp32 ones of a weight and its 8-bit ones are not written together."""
+    written, computed = [], []
+    whole, nested = writing._whole, codes.nested
+
+    def counted(*given: Any) -> Any:
+        written.append(1)
+        return whole(*given).with_plain_scales()
+
+    monkeypatch.setattr(writing, "_whole", counted)
+    monkeypatch.setattr(codes, "nested", lambda scales: (computed.append(len(written)), nested(scales))[1])
+    command = ["model", "quantize", str(folder / "base"), "--method", "nf4", "--out", str(folder / "again")]
+    assert main(command) == 0
+    weights = len(quantized_weights(models.load(folder / "again")))
+    assert len([count for count in computed if count]) == len(written) == 2 * weights

@@ -1,7 +1,5 @@
 """What ranks do in the tests of how they are launched."""
 
-import os
-import time
 from typing import Any
 
 import torch
@@ -30,13 +28,3 @@ def of_a_mesh(timeout: float) -> list[float]:
     mesh = Mesh(Degrees(config, ranks=2, dp=2, replicate=1, shard=2), read_world(), torch.device("cpu"))
     groups: list[Any] = [*mesh.states.get_all_groups(), mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.stage]
     return [group._get_backend(mesh.device).options._timeout.total_seconds() for group in groups]
-
-
-def fails(rank: int) -> None:
-    if int(os.environ["RANK"]) == rank:
-        raise RuntimeError("this rank is out of luck")
-    dist.barrier()
-
-
-def sleeps() -> None:
-    time.sleep(600)

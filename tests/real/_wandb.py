@@ -12,6 +12,7 @@ from pathlib import Path
 
 from wandb.proto import wandb_internal_pb2
 
+from rondo.train.config import MetricsConfig
 from rondo.train.metrics.wandb import Wandb
 
 HEADER, BLOCK, WHOLE, LAST = 7, 1 << 15, 1, 4
@@ -33,7 +34,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 folder = Path(sys.argv[1])
 for steps in ([1, 2, 3], [3, 4]):
-    run = Wandb("project", "abcdef", folder, {"lr": 0.001, "adapter": {"kind": "none"}})
+    run = Wandb(MetricsConfig(wandb="project"), "abcdef", folder, {"lr": 0.001, "adapter": {"kind": "none"}})
     for step in steps:
         run.log(step, {"loss": 1.0 / step, "seconds/load": 0.25})
     run.close()

@@ -10,9 +10,11 @@ shift || true
 here=$(dirname "${BASH_SOURCE[0]}")
 root=${RONDO_PEERS:-$HOME/.cache/rondo/peers}
 peers=(trl llama llama_vocab triton vllm webdataset trackers megatron ray bitsandbytes)
-peers+=(lm_eval guidellm langchain llamaindex pydantic_ai instructor litellm vercel)
+peers+=(lm_eval guidellm langchain llamaindex pydantic_ai instructor litellm openai2 vercel)
+peers+=(scalarlm)
 
-# How each peer is installed; `pip` is its own. A change here, or in its files, makes the environment anew.
+# How each peer is installed; `pip` is its own. A change here, or in its files, makes the environment anew; additions go
+# into the one that exists.
 # torch by itself first: the build of the machine's own index, before anything else can choose another.
 install_trl() {
   pip torch==2.13.0
@@ -37,6 +39,7 @@ install_triton() {
   pip torch==2.13.0
   pip triton==3.9.0
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
+  pip -c "$here/../../constraints.txt" -r "$here/engine.txt"
 }
 
 # llama.cpp's own server, from the sources that llama-cpp-python carries. For benchmarks, and only by name.
@@ -53,6 +56,11 @@ install_llama_server() {
   nice -n 10 "$folder/bin/cmake" --build "$work/build" --target llama-server --parallel "$(nproc)" > /dev/null
   cp "$work/build/bin/llama-server" "$folder/bin/"
   rm -rf "$work"
+}
+
+# The client and the command line of ScalarLM.
+install_scalarlm() {
+  pip -r "$here/scalarlm.txt"
 }
 
 install_vllm() {
@@ -77,11 +85,17 @@ install_litgpt() {
   pip litgpt==0.5.13
 }
 
+# Gateways, for bench/gateway.py, and by name only. Each requirements file pins every package by hash.
+install_smg() { pip --no-compile --require-hashes -r "$here/smg.txt"; }
+install_vllm_router() { pip --no-compile --require-hashes -r "$here/vllm_router.txt"; }
+install_litellm_proxy() { pip --no-compile --require-hashes -r "$here/litellm_proxy.txt"; }
+
 # With what the package itself needs: our learner over Megatron-Core runs there, beside our own.
 install_megatron() {
   pip torch==2.13.0
   pip megatron-core==0.16.1
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
+  pip -c "$here/../../constraints.txt" -r "$here/engine.txt"
 }
 
 # QLoRA's reference on a CPU.
@@ -95,6 +109,7 @@ install_ray() {
   pip torch==2.13.0
   pip "ray[default]==2.60.0"
   pip -c "$here/../../constraints.txt" -r "$here/triton.txt"
+  pip -c "$here/../../constraints.txt" -r "$here/engine.txt"
 }
 
 # Clients of our server. Each requirements file pins every package, so that every installation is the same.
@@ -108,6 +123,7 @@ install_llamaindex() { pip --no-compile -r "$here/clients/llamaindex.txt"; }
 install_pydantic_ai() { pip --no-compile -r "$here/clients/pydantic_ai.txt"; }
 install_instructor() { pip --no-compile -r "$here/clients/instructor.txt"; }
 install_litellm() { pip --no-compile -r "$here/clients/litellm.txt"; }
+install_openai2() { pip --no-compile -r "$here/clients/openai2.txt"; }
 install_vercel() {
   cp "$here"/clients/vercel/package*.json "$folder"
   nice -n 10 npm ci --prefix "$folder" --no-audit --no-fund --loglevel=error > /dev/null
@@ -121,9 +137,11 @@ make_peer() {
     return
   fi
   echo "$peer: installing into $folder"
-  rm -rf "$folder"
-  mkdir -p "$root"
-  if [ "$peer" = vercel ]; then mkdir "$folder"; else "$python" -m venv "$folder"; fi
+  if [ ! -e "$folder/stamp" ] || grep -qvxFf <(echo "$wanted") "$folder/stamp"; then
+    rm -rf "$folder"
+    mkdir -p "$root"
+    if [ "$peer" = vercel ]; then mkdir "$folder"; else "$python" -m venv "$folder"; fi
+  fi  # else there are only additions, and the environment gets them
   pip() { nice -n 10 "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-input "$@"; }
   "install_$peer"
   echo "$wanted" > "$folder/stamp"
@@ -135,7 +153,7 @@ declare -A packages=(
   [prometheus]=prometheus [libtcmalloc_minimal.so.4]=libtcmalloc-minimal4 [mpirun]=openmpi-bin
   [ceph]=ceph-common [ceph-mon]=ceph-mon [ceph-osd]=ceph-osd [radosgw]=radosgw
   [node]=nodejs [npm]=npm [chromium]=chromium [postgres]=postgresql
-  [zsh]=zsh [fish]=fish
+  [zsh]=zsh [fish]=fish [etcd]=etcd-server
   [munged]=munge [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client
 )
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from rondo import models
+from rondo.base.storage import remote
 from rondo.base.storage.files import atomic_dir
 from rondo.cli.main import main
 from rondo.data.batching.sampler import DocumentSpan
 from rondo.data.preparation.prepare import PrepareRequest, prepare
-from rondo.data.storage import remote
 from rondo.data.storage.cache import Cache
 from rondo.data.storage.places import find_files
 from rondo.data.storage.shards import Shards, check_shards, read_index

@@ -315,7 +315,7 @@ def test_a_killed_vllm(vllm: Vllm, ours: rondo.Client, folders: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     asking.join(60)
     assert isinstance(asking.error, Unavailable)
-    assert asking.error.code == ("engine_restarting" if vllm.mode == "http" else "engine_failed")
+    assert asking.error.code == "engine_failed"
     if vllm.mode == "direct":
         assert vllm.process.wait(60) == 1
         return

@@ -1,28 +1,43 @@
-"""RL whose engine is a vLLM that somebody else started: after each push its weights are the learner's."""
+"""RL with a vLLM that was started by hand: after each push its weights are the learner's."""
 
+import json
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
+import rondo
+from gateway.stub import gateway_of
 from rondo import models
 from rondo.data.batching.packing import Document, pack
+from rondo.engine.vllm.backend import number_of, spread
 from rondo.engine.vllm.child.plugins import write_plugins
 from rondo.engine.vllm.client import GENERATE
+from rondo.models import new
+from rondo.models.files.mapping import to_hf
 from rondo.rl.config import RlConfig
 from rondo.rl.loop import Loop
 from rondo.rl.remote.config import FarConfig
 from rondo.rl.rollout.types import RlStep
 from rondo.text.tokenizer import Tokenizer
+from rondo.weights.config import WeightsConfig
+from rondo.weights.publisher import Publisher
+from rondo.weights.shards import Shard
+from rondo.weights.transports.serving import VersionServer
+from rondo.weights.transports.source import WeightSource
 from support.awake import cores_awake
 from support.far import Lengths, fleet_of
 from support.peers import ENVIRONMENT, peer_python
 from support.ports import free_port
+from support.served import SOURCES
 from support.waiting import wait_until
+from worker.running import worker_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -39,7 +54,7 @@ CONFIG = RlConfig(
 
 
 class Vllm:
-    """One that is started as by hand, with no more of ours than the plug-in."""
+    """A vLLM that is started as by hand, with Rondo's plug-in and sources on its path."""
 
     def __init__(self, model: Path, place: Path) -> None:
         write_plugins(place)
@@ -52,7 +67,7 @@ class Vllm:
 
     def start(self) -> None:
         own = {
-            "PYTHONPATH": str(self.place),
+            "PYTHONPATH": f"{self.place}{os.pathsep}{SOURCES}",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         }
@@ -110,6 +125,7 @@ def test_two_steps(vllm: str, folders: Path, mode: str) -> None:
     loop = Loop(model, tokenizer, Lengths(), config)
     told: list[RlStep] = []
     loop.observers.append(told.append)
+    assert [engine.transport for engine in fleet_of(loop).engines] == ["shm"]
     first, prompt = loop.version, list(range(20, 60))
     seen = []
     for done in range(2):
@@ -126,6 +142,83 @@ def test_two_steps(vllm: str, folders: Path, mode: str) -> None:
         seen.append(there)
     assert max(abs(a - b) for a, b in zip(*seen, strict=True)) > 0.05, "each push changed the weights"
     loop.close()
+
+
+@dataclass(frozen=True)
+class Output:
+    tokens: list[int]
+    versions: list[int]
+
+
+def output_of(url: str, model: Path, count: int = 24) -> Output:
+    params = {"max_tokens": count, "temperature": 0, "ignore_eos": True, "detokenize": False}
+    body = {"model": str(model), "token_ids": list(range(20, 40)), "sampling_params": params}
+    (choice,) = httpx.post(url + GENERATE, json=body, timeout=120).raise_for_status().json()["choices"]
+    return Output(choice["token_ids"], list(spread(choice["weight_versions"]) or ()))
+
+
+def test_its_output_changes_exactly_when_its_version_does(vllm: str, folders: Path) -> None:
+    """Versions come alternately from a segment and over HTTP while requests run."""
+    config = json.loads((folders / "0" / "config.json").read_text())
+    settings = WeightsConfig(bucket_bytes=50_000)
+    publisher, server = Publisher("policy", config, settings), VersionServer("policy", "127.0.0.1")
+    stop, found, reference = threading.Event(), list[Output](), dict[int, Output]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            found.append(output_of(vllm, folders / "0"))
+
+    def answered(version: int) -> bool:
+        """Whether a request ran with this version alone; the first version may have another name."""
+        return any(version == initial or set(each.versions) == {version} for each in list(found))
+
+    with rondo.Client(vllm, admin_key="none") as client, ThreadPoolExecutor(1) as aside:
+        initial = version = number_of(str(client.weight_info()["weight_version"]))
+        client.init_weight_transfer_engine()
+        asking = aside.submit(ask)
+        try:
+            for seed in range(1, 5):
+                wait_until(lambda version=version: answered(version) or asking.done(), WAIT)
+                version += 1
+                publisher.register(lambda seed=seed: (Shard(*each) for each in to_hf(new(config, seed=seed))))
+                publisher.push(version)
+                server.offer(WeightSource.parse(publisher.source).folder, version)
+                source = publisher.source if seed % 2 else server.source
+                client.pause("keep")
+                client.send_weights({"source": source}, version)
+                client.resume()
+                reference[version] = output_of(vllm, folders / "0")
+        finally:
+            stop.set()
+            asking.result()
+            server.close()
+            publisher.close()
+    assert all(set(each.versions) == {number} for number, each in reference.items())
+    assert len({tuple(each.tokens) for each in reference.values()}) == len(reference)
+    whole = [each for each in found if len(set(each.versions)) == 1 and each.versions[0] in reference]
+    assert len({each.versions[0] for each in whole}) >= 2
+    assert all(each.tokens == reference[each.versions[0]].tokens for each in whole)
+    for each in found:
+        assert each.versions == sorted(each.versions)
+        first = each.versions.count(each.versions[0])
+        if each.versions[0] in reference:
+            assert each.tokens[:first] == reference[each.versions[0]].tokens[:first]
+
+
+def test_a_worker_beside_it_answers_queued_requests(vllm: str, folders: Path, tmp_path: Path) -> None:
+    """Of a gateway that cannot reach it."""
+    model, options = str(folders / "0"), {"max_tokens": 8, "temperature": 0}
+    with (
+        gateway_of([], tmp_path) as gateway,
+        worker_of(gateway.url, vllm),
+        rondo.Client(gateway.url) as client,
+    ):
+        results = client.generate([f"number {n}" for n in range(40)], model, **options)
+    assert [each["error"] for each in results] == [None] * 40
+    for number in (0, 39):
+        body = {"model": model, "prompt": f"number {number}", **options}
+        alone = httpx.post(f"{vllm}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        assert results[number]["response"] == alone["choices"][0]["text"]
 
 
 def test_killed_while_it_generates_it_is_waited_for_and_has_the_weights_again(

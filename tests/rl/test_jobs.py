@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from rondo import models
-from rondo.base.errors import NotFound
+from rondo.base.errors import ConfigError, NotFound
 from rondo.base.storage.files import atomic_dir
-from rondo.cli.main import main
 from rondo.jobs.job import Job
 from rondo.models.fresh import make_scorer
+from rondo.parallel.ranks.crew import RankSupervisor
+from rondo.parallel.ranks.world import World
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
 from support.home import own_home
@@ -45,23 +46,36 @@ def job_of(settings: dict[str, Any]) -> Job:
     return jobs.plan(RlConfig(model="tiny", **settings)).job
 
 
-LAUNCHERS = {
-    "torchrun": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-    "mpirun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-    "srun": {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"},
+TWO = RankSupervisor(World(rank=1, size=2))
+REFUSED: dict[str, dict[str, Any]] = {
+    "rl.ray.engines": {"ray": {"engines": 1}},
+    "rl.dynamic_sampling": {
+        "dynamic_sampling": 2,
+        "reward_model": {"model": "tiny"},
+        "mode": "async",
+    },
+    "rl.critic.kind": {"algorithm": "ppo", "critic": {"kind": "shared"}, "layout": {"tp": 2}},
+    "rl.layout.dp": {"layout": {"tp": 3}},
+    "rl.learner": {"learner": "megatron", "adapter": {"kind": "lora"}},
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_several_processes_are_refused(
-    home: Path, launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (LAUNCHERS[launcher] | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
-        monkeypatch.setenv(name, value)
-    assert main(["rl", "--model", "tiny"]) == 2
-    said = capsys.readouterr().err
-    assert "has started 2: start it without the launcher" in said
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_several_ranks_do_not_support_is_refused_by_field(home: Path, field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        jobs.plan(RlConfig(model="tiny", **REFUSED[field]), crew=TWO)
+    assert refused.value.param == field
+    assert refused.value.message.startswith(field.rpartition(".")[0])
+    assert "train." not in refused.value.message
     assert not list((home.parent / "jobs").glob("*"))
+
+
+def test_the_number_of_ranks_and_their_layout_do_not_change_the_job(home: Path) -> None:
+    one = job_of({})
+    for layout in ({"zero": 1}, {"tp": 2}, {"pp": 2}):
+        config = RlConfig(model="tiny", layout=layout, rollout_ranks="all")
+        found = jobs.plan(config, crew=TWO).job
+        assert (found.path, found.writes) == (one.path, False)
 
 
 def test_a_launcher_of_one_process_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_killed_at_random_moments_and_resumed_is_bit_equal(
     ground: Path, calm: Path, nursery: Nursery, tmp_path: Path
 ) -> None:
     moments = random.Random(7)
-    for _ in range(8):
+    for _ in range(4):
         pid = begin(nursery, config(ground), tmp_path)
         time.sleep(moments.uniform(0.05, 0.6))
         os.kill(pid, signal.SIGKILL)

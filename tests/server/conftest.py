@@ -14,7 +14,7 @@ from server.running import Running, make_model, start
 @pytest.fixture(autouse=True)
 def noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that hung up is noticed by a probe, which tests do not wait seconds for."""
-    monkeypatch.setattr("rondo.web.half_closed.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("rondo.web.sockets.half_closed.PROBE_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from rondo.server.config import ServerConfig
-from rondo.web.connections import Connections
 from rondo.web.run import bind, make_server, run_server, url_of
+from rondo.web.sockets.connections import Connections
 from rondo.web.spare_log import MOST, Sparing
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

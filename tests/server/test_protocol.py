@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from rondo.web.http import unless_gone
-from rondo.web.protocol import MOST_HEAD
+from rondo.web.sockets.protocol import MOST_HEAD
 from support.waiting import run
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

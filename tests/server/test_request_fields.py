@@ -11,11 +11,17 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
+from rondo.client.protocol.model_routes import MODEL_ROUTES
 from rondo.client.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from rondo.client.protocol.responses import ResponsesRequest
-from rondo.server.routes.embeddings import EmbeddingRequest
-from rondo.server.routes.scoring import RerankRequest, ScoreRequest
-from rondo.server.routes.tokenize import DetokenizeRequest, TokenizeRequest
+from rondo.client.protocol.texts import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
+from rondo.gateway.auth import PROXIED
 
 TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "request_fields.json").read_text()
@@ -187,3 +193,7 @@ def test_the_table_has_them_all(route):
     }
     assert set(OPENAI[route].CompletionCreateParamsBase.__annotations__) <= known
     assert set(KINDS[route].model_fields) <= known
+
+
+def test_the_gateway_passes_on_the_routes_of_the_engine():
+    assert set(MODEL_ROUTES) == set(PROXIED)

@@ -47,6 +47,17 @@ def test_a_killed_part_starts_again_and_its_log_goes_on() -> None:
     assert (one.state, one.pid) == ("stopped", None)
 
 
+def test_a_part_goes_on_while_its_log_cannot_be_written(tmp_path: Path) -> None:
+    log_file("part").parent.mkdir(parents=True)
+    log_file("part").symlink_to("/dev/full")
+    done = tmp_path / "done"
+    one = part(f"for _ in range(2000): print('x' * 999, flush=True)\nopen({str(done)!r}, 'w'); {SLEEP}")
+    one.begin(QUICK, lambda: None)
+    wait_until(done.exists)
+    assert one.state == "running"
+    one.end(30)
+
+
 def test_a_part_with_wrong_settings_is_not_started_again() -> None:
     one = part("import sys; sys.exit(2)")
     one.begin(QUICK, lambda: None)

@@ -104,7 +104,7 @@ def ceph(folder: Path) -> Iterator[S3]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.daemon("ceph-mon", "-i", "a"))
         store = str(uuid.uuid4())
-        run("ceph", "osd", "new", store)
+        _when_ready(run, "ceph", "osd", "new", store)
         run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", store)
         _start_store(run, stack)
         gateway = stack.enter_context(run.daemon("radosgw", "-n", "client.rgw.a"))
@@ -112,6 +112,18 @@ def ceph(folder: Path) -> Iterator[S3]:
         user = ("--uid=test", "--display-name=test", f"--access-key={KEY}", f"--secret={SECRET}")
         run("radosgw-admin", "user", "create", *user)
         yield S3(f"http://127.0.0.1:{port}")
+
+
+def _when_ready(run: _Commands, *command: str) -> str:
+    """A monitor that has just started may refuse a command that it accepts a moment later."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return run(*command)
+        except AssertionError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1)
 
 
 class _Commands:
@@ -143,7 +155,7 @@ def _start_store(run: _Commands, stack: contextlib.ExitStack) -> None:
     for _ in range(8):
         store = stack.enter_context(run.daemon("ceph-osd", "-i", "0"))
         while store.poll() is None:
-            if " 1 up" in run("ceph", "osd", "stat"):
+            if " 1 up" in _when_ready(run, "ceph", "osd", "stat"):
                 return
             time.sleep(0.1)
     raise AssertionError("Ceph's store did not come up")

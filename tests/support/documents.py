@@ -13,6 +13,7 @@ changes this, with options separated by semicolons:
     <!-- test: with client.py -->    runs after tests/docs/setup/client.py, which defines its variables
     <!-- test: server demo -->       needs `rondo serve demo`
     <!-- test: env A=1 B=2 -->       with these variables, such as a lower number of steps
+    <!-- test: put A for B -->       with A in place of B, such as a lower number of steps in a flag
     <!-- test: restart -->           ends the server of an earlier block that listens on the same port
 """
 
@@ -25,7 +26,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +35,23 @@ import httpx
 
 from rondo.cli.main import VERBS, dispatch
 from rondo.cli.options.arguments import VerbParser
+from support.forks import python
 from support.home import own_home
-from support.ports import free_port
+from support.ports import free_port, listening
 from support.waiting import scaled, wait_until
+
+SHORT_DEMO = """
+import sys
+from dataclasses import replace
+from rondo.cli.main import main
+from rondo.demo import pipeline, recipe
+steps = {"pretrain_steps": 2, "sft_steps": 2, "rl_steps": 2, "rl_check_every": 2}
+fewer = {"stories": 300, "sft_examples": 500, "prompts_per_step": 4, "samples_per_prompt": 4, "eval_prompts": 8}
+short = replace(recipe.DemoRecipe(), **steps, **fewer)
+pipeline.recipe_for = lambda task: short
+sys.exit(main())
+"""
+"""`rondo` with a demo model of its usual size that has learned next to nothing, since it is made in seconds."""
 
 ROOT = Path(__file__).parents[2]
 SETUP = ROOT / "tests" / "docs" / "setup"
@@ -90,7 +104,7 @@ class Reader:
             (self.work / name).symlink_to(ROOT / name)
         programs = self.work / ".venv" / "bin"
         programs.mkdir(parents=True)
-        commands = {"rondo": f"exec {sys.executable} -m rondo.cli", "python": f"exec {sys.executable}"}
+        commands = {"rondo": f"exec {python()} -c '{SHORT_DEMO}'", "python": f"exec {python()}"}
         for name in INSTALLERS:
             commands[name] = (
                 f"echo 'a test installs nothing: mark the block with needs install' >&2; exit 1; {name}"
@@ -106,8 +120,7 @@ class Reader:
             "HOME": str(home),
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "src"),
-            "RONDO_SERVER_PORT": self.ports["8000"],
-            "RONDO_BASE_URL": f"http://127.0.0.1:{self.ports['8000']}",
+            "RONDO_SERVER_PORT": self.ports["8001"],
             "PORT": self.ports["8000"],
             "COLUMNS": "80",
         }
@@ -131,6 +144,10 @@ class Reader:
 
     def _run(self, block: Block) -> None:
         options = block.options
+        if "put" in options:
+            new, old = options["put"].split(" for ")
+            assert old in block.code, f"{old} is not in the block"
+            block.code = block.code.replace(old, new)
         if group := options.get("needs"):
             assert group in GROUPS, f"unknown group {group!r}"
         if "file" in options:
@@ -150,7 +167,7 @@ class Reader:
             self._serve(f"rondo serve {block.options['server']}", block)
         before = SETUP / block.options["with"] if "with" in block.options else None
         code = (before.read_text() if before else "") + block.code
-        self._said = self._call([sys.executable, "-c", self._local(code)], block)
+        self._said = self._call([str(python()), "-c", self._local(code)], block)
 
     def _shell(self, block: Block) -> None:
         self._said = ""
@@ -185,7 +202,9 @@ class Reader:
 
     def _env(self, block: Block) -> dict[str, str]:
         given = (pair.partition("=") for pair in block.options.get("env", "").split())
-        return {**self._environment, **{name: value for name, _, value in given}}
+        port = self.ports["8000" if self.ports["8000"] in self._servers else "8001"]
+        url = {"RONDO_BASE_URL": f"http://127.0.0.1:{port}"}
+        return {**self._environment, **url, **{name: value for name, _, value in given}}
 
     @contextlib.contextmanager
     def _here(self, block: Block) -> Iterator[None]:
@@ -231,6 +250,8 @@ class Reader:
 
         def ready() -> bool:
             assert process.poll() is None, f"the server has ended\n{log.read_text()[-3000:]}"
+            if not listening(int(port)):
+                return False
             try:
                 return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).is_success
             except httpx.HTTPError:
@@ -241,7 +262,8 @@ class Reader:
 
     def _port(self, command: str) -> str:
         given = re.search(r"(?:--port[ =]|PORT=)(\d+)", self._local(command))
-        return given[1] if given else self.ports["8000"]
+        default = "8000" if re.search(r"^make up\b|rondo up\b", command) else "8001"
+        return given[1] if given else self.ports[default]
 
     def _stop(self, port: str) -> None:
         process = self._servers.pop(port, None)
@@ -249,6 +271,7 @@ class Reader:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            wait_until(lambda: not listening(int(port)))
 
 
 def statements(code: str) -> Iterator[str]:

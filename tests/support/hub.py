@@ -5,6 +5,7 @@ Large files are redirected to another host name, as the Hub redirects to its CDN
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -110,7 +111,46 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._write()
+
     def log_message(self, *_: object) -> None: ...
+
+    def _write(self) -> None:
+        """Creation of a repository and commits of small files, as `upload_folder` sends them."""
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        token = self.headers.get("Authorization")
+        hub.requests.append(Request(self.command, "", path, None, token))
+        if token != f"Bearer {hub.token}":
+            return self._send(401, {"X-Error-Message": "Invalid username or password."})
+        if path == "/api/repos/create":
+            told = json.loads(body)
+            name = f"{told['organization']}/{told['name']}"
+            hub.repo(name, {}).private = told.get("visibility") == "private"
+            return self._json({"url": f"{hub.url}/{name}"})
+        name = "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        if "/preupload/" in path:
+            files = json.loads(body)["files"]
+            modes = [
+                {
+                    "path": each["path"],
+                    "uploadMode": "regular",
+                    "shouldIgnore": False,
+                }
+                for each in files
+            ]
+            return self._json({"files": modes})
+        files = dict[str, bytes]()
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+        commit = hub.repos[name].commit(files)
+        self._json({"commitOid": commit, "commitUrl": f"{hub.url}/{name}/commit/{commit}"})
+
+    def _json(self, body: object) -> None:
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
 
     def _answer(self) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)

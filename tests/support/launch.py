@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rondo.base.process import leave
 from support.ports import free_port
 from support.waiting import scaled
 
@@ -44,7 +45,7 @@ def launch(
     ends all, and its traceback is in the error. `seconds` is the limit on an idle machine.
     """
     given = pickle.dumps((backend, work, arguments))
-    told = _shared(size) | dict(environment or {})
+    told = shared(size) | dict(environment or {})
     with tempfile.TemporaryDirectory() as folder:
         ranks = [_Rank(Path(folder), rank, given, told) for rank in range(size)]
         try:
@@ -55,8 +56,8 @@ def launch(
                 rank.end()
 
 
-def _shared(size: int) -> dict[str, str]:
-    """Of torchrun's environment, what is the same for all ranks."""
+def shared(size: int) -> dict[str, str]:
+    """Of torchrun's environment, what is the same for all of `size` ranks."""
     return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -69,17 +70,22 @@ def _shared(size: int) -> dict[str, str]:
 
 
 def fork(
-    work: Callable[..., Any], size: int, *arguments: Any, imports: Sequence[str] = (), seconds: float = 120
+    work: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    imports: Sequence[str] = (),
+    seconds: float = 120,
+    backend: str | None = "gloo",
 ) -> list[Any]:
     """As `launch`, with ranks that are forks of one process, which has imported the module of `work` and `imports`: an
     import of torch costs seconds of CPU time, and here it is paid once."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "in").write_bytes(pickle.dumps((imports, ("gloo", work, arguments))))
+        (folder / "in").write_bytes(pickle.dumps((imports, (backend, work, arguments))))
         with (folder / "said").open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "support.launch", "--fork", str(folder), str(size)],
-                env=os.environ | _shared(size),
+                env=os.environ | shared(size),
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -180,5 +186,6 @@ def _work(given: tuple[str | None, Callable[..., Any], Sequence[Any]], out: Path
 
 if __name__ == "__main__":
     if sys.argv[1] == "--fork":
-        sys.exit(_fork(Path(sys.argv[2]), int(sys.argv[3])))
+        leave(_fork(Path(sys.argv[2]), int(sys.argv[3])))
     _work(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
+    leave(0)

@@ -130,29 +130,34 @@ def model_of(name: str) -> Decoder:
     return models.new(tiny_config(**MODELS[name]), seed=3)
 
 
-def alone(name: str, folder: Path) -> dict[str, Outcome]:
+def alone(name: str, folder: Path, **changes: Any) -> dict[str, Outcome]:
     """What the native learner makes of it; it leaves a checkpoint."""
     folder.mkdir(parents=True)
+    plain, clipped = PLAIN.model_copy(update=changes), CLIPPED.model_copy(update=changes)
     found = {
-        "before": before(Share(Learner(model_of(name), PLAIN))),
-        "one": one_step(Share(Learner(model_of(name), PLAIN))),
+        "before": before(Share(Learner(model_of(name), plain))),
+        "one": one_step(Share(Learner(model_of(name), plain))),
     }
-    learner = Learner(model_of(name), CLIPPED)
+    learner = Learner(model_of(name), clipped)
     found["two"] = two_steps(Share(learner))
     learner.save(folder)
-    found["resumed"] = resumed(Share(Learner(model_of(name), CLIPPED)), folder)
+    found["resumed"] = resumed(Share(Learner(model_of(name), clipped)), folder)
     return found
 
 
-def on_ranks(
-    layouts: Sequence[Mapping[str, int]], saved: Path, folder: Path
-) -> list[dict[str, dict[str, Outcome]]]:
-    """What the learner over Megatron-Core makes of it: for each layout and model, on every rank. It goes on from the
+Case = tuple[Mapping[str, int], Mapping[str, Any]]
+"""A layout, and changes of the optimizer's settings."""
+
+
+def on_ranks(cases: Sequence[Case], saved: Path, folder: Path) -> list[dict[str, dict[str, Outcome]]]:
+    """What the learner over Megatron-Core makes of it: for each case and model, on every rank. It goes on from the
     native one's checkpoint, and leaves its own and an export."""
-    return [_on_rank(layout, saved, folder / str(i)) for i, layout in enumerate(layouts)]
+    return [_on_rank(*case, saved, folder / str(i)) for i, case in enumerate(cases)]
 
 
-def _on_rank(layout: Mapping[str, int], saved: Path, folder: Path) -> dict[str, dict[str, Outcome]]:
+def _on_rank(
+    layout: Mapping[str, int], changes: Mapping[str, Any], saved: Path, folder: Path
+) -> dict[str, dict[str, Outcome]]:
     from megatron.core import parallel_state
 
     found = {}
@@ -165,7 +170,7 @@ def _on_rank(layout: Mapping[str, int], saved: Path, folder: Path) -> dict[str, 
         own.mkdir(parents=True, exist_ok=True)
 
         def share(config: OptimConfig, model: Decoder = model, mesh: Mesh | None = mesh) -> Share:
-            learner = MegatronLearner(model, config, mesh)
+            learner = MegatronLearner(model, config.model_copy(update=changes), mesh)
             return Share(learner) if mesh is None else Share(learner, mesh.dp_rank, mesh.degrees.dp)
 
         found[name] = {"before": before(share(PLAIN)), "one": one_step(share(PLAIN))}
@@ -177,3 +182,16 @@ def _on_rank(layout: Mapping[str, int], saved: Path, folder: Path) -> dict[str, 
         found[name]["resumed"] = resumed(share(CLIPPED), saved / name)
     parallel_state.destroy_model_parallel()
     return found
+
+
+def sharded_state(layout: dict[str, int]) -> tuple[int, int]:
+    """Numbers of this rank's moments, and of its weights."""
+    from megatron.core import parallel_state
+
+    model = model_of("qwen3")
+    mesh = join(LayoutConfig(**layout), read_world(), model.config, torch.device("cpu"))
+    learner = MegatronLearner(model, PLAIN, mesh)
+    Share(learner, mesh.dp_rank, 2).step(0, cross_entropy)
+    parallel_state.destroy_model_parallel()
+    moments = sum(state["exp_avg"].numel() for state in learner.optimizer.state.values())
+    return moments, sum(p.numel() for p in learner._part.module.parameters())

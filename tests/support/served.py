@@ -12,7 +12,9 @@ import httpx
 from rondo import models
 from rondo.base.storage.files import atomic_dir
 from rondo.models import Decoder
+from support.forked import Forked
 from support.home import own_home
+from support.nursery import Nursery
 from support.ports import free_port
 from support.tiny import tiny_model, tiny_tokenizer
 from support.waiting import wait_until
@@ -30,24 +32,30 @@ def write_model(folder: Path, model: Decoder | None = None) -> Path:
 
 
 class Served:
-    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
-        """`folder` is for its home and its log."""
+    def __init__(self, model: Path | str, folder: Path, *flags: str, nursery: Nursery | None = None) -> None:
+        """`folder` is for its home and its log. With a nursery, which has imported `support.forked.SERVE`, it is a fork
+        of it, and starts sooner."""
+        self._nursery, self._folder = nursery, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.url = f"http://127.0.0.1:{(port := free_port())}"
-        self.log = folder / "log"
-        self._command = [sys.executable, "-m", "rondo.cli", "serve", str(model), f"--port={port}", *flags]
+        self.log = folder / ("log" if nursery is None else "err")
+        self._argv = ["serve", str(model), f"--port={port}", *flags]
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(SOURCES),
             "RONDO_HOME": str(own_home(folder / "home")),
             "RONDO_SERVER_ADMIN_KEY": ADMIN_KEY,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> Served:
         """It need not answer yet."""
+        if self._nursery is not None:
+            self._process = Forked(self._nursery, self._folder, self._argv, self._environment)
+            return self
+        command = [sys.executable, "-m", "rondo.cli", *self._argv]
         with self.log.open("ab") as out:
-            self._process = subprocess.Popen(self._command, env=self._environment, stdout=out, stderr=out)
+            self._process = subprocess.Popen(command, env=self._environment, stdout=out, stderr=out)
         return self
 
     def wait(self) -> Served:
@@ -63,7 +71,10 @@ class Served:
 
     def _serves(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, self.log.read_text()[-4000:]
+        running = (
+            self._process.is_running if isinstance(self._process, Forked) else self._process.poll() is None
+        )
+        assert running, self.log.read_text()[-4000:]
         try:
             return httpx.get(f"{self.url}/ready", timeout=5).is_success
         except httpx.HTTPError:

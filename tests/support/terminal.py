@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -24,7 +25,7 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\001\002\r]")
 
 
 class Terminal:
-    """`rondo` with these arguments. `Ctrl-C` is typed with `send("\\x03")`, `Ctrl-D` with `send("\\x04")`."""
+    """`rondo` with arguments. Ctrl-C is typed with `interrupt` or `send("\\x03")`, Ctrl-D with `send("\\x04")`."""
 
     def __init__(self, *arguments: object, environment: Mapping[str, str], columns: int = 80) -> None:
         self._master, follower = pty.openpty()
@@ -61,6 +62,16 @@ class Terminal:
     def type(self, line: str) -> None:
         self.send(line + "\n")
 
+    def interrupt(self, pattern: str) -> None:
+        """Types Ctrl-C at a prompt until the pattern appears: `input` notices one that comes between its prompt and
+        its wait only with the next key."""
+        for _ in range(5):
+            self.send("\x03")
+            with contextlib.suppress(AssertionError):
+                self.expect(pattern, 10)
+                return
+        raise AssertionError(f"no Ctrl-C led to {pattern!r}:\n{self.text}")
+
     def expect(self, pattern: str, seconds: float = 60) -> re.Match[str]:
         """Waits until the output after the last match has the pattern, and forgets the output up to its end."""
         end = time.monotonic() + scaled(seconds)
@@ -70,18 +81,19 @@ class Terminal:
                 self.raw = self.text[found.end() :]
                 return found
             assert time.monotonic() < end, f"{pattern!r} did not appear in:\n{self.text}"
-            self._read(0.2)
+            self.read(0.2)
 
     def end(self, seconds: float = 60) -> int:
         """Waits until the command has ended, and returns its exit code."""
         limit = time.monotonic() + scaled(seconds)
         while self.process.poll() is None:
             assert time.monotonic() < limit, f"the command did not end:\n{self.text}"
-            self._read(0.2)
-        self._read(0)
+            self.read(0.2)
+        self.read(0)
         return self.process.returncode
 
-    def _read(self, seconds: float) -> None:
+    def read(self, seconds: float) -> None:
+        """Reads what appears, until nothing has appeared for so long."""
         while select.select([self._master], [], [], seconds)[0]:
             try:
                 data = os.read(self._master, 65536)

@@ -25,6 +25,8 @@ def slowness() -> float:
 
 FEWEST = 4.0
 """A machine that is idle as a wait begins may not stay so."""
+LONGEST = 0.25
+"""Seconds between two looks."""
 
 
 def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 120) -> Any:
@@ -32,15 +34,26 @@ def run(coroutine: Coroutine[Any, Any, Any], seconds: float = 120) -> Any:
 
 
 async def until(check: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + scaled(seconds)
+    begin, limit = time.monotonic(), scaled(seconds)
     while not check():
-        assert time.monotonic() < end, "it did not come to pass"
-        await asyncio.sleep(0.001)
+        past = time.monotonic() - begin
+        assert past < limit, "it did not come to pass"
+        await asyncio.sleep(_pause(past, 0.001))
 
 
 def wait_until(check: Callable[[], object], seconds: float = 60) -> None:
-    """`until`, where there is no event loop."""
-    end = time.monotonic() + scaled(seconds)
-    while not check():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
+    """`until`, where there is no event loop. Between two looks there is time for what they wait for: a request or a
+    process at each would else take a core away from it."""
+    begin, limit = time.monotonic(), scaled(seconds)
+    while True:
+        look = time.monotonic()
+        if check():
+            return
+        now = time.monotonic()
+        assert now - begin < limit, "it did not come to pass"
+        time.sleep(_pause(now - begin, min(max(4 * (now - look), 0.01), LONGEST)))
+
+
+def _pause(past: float, least: float) -> float:
+    """Before the next look. A check may cost a server more than what is waited for: the longer it takes, the fewer."""
+    return min(max(past / 20, least), LONGEST)

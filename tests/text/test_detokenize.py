@@ -26,7 +26,7 @@ def stream(tokenizer: Tokenizer, ids: Sequence[int], chunk: int = 1, **options: 
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data(), chunk=st.integers(1, 4), skip=st.booleans())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_any_tokens_in_any_chunks_give_the_whole_decode(
     loaded: dict[str, Tokenizer], kind: str, data: st.DataObject, chunk: int, skip: bool
 ) -> None:
@@ -41,7 +41,7 @@ def test_any_tokens_in_any_chunks_give_the_whole_decode(
 
 
 @given(kind=st.sampled_from(KINDS), text=st.text(max_size=60))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_text_comes_in_whole_characters(loaded: dict[str, Tokenizer], kind: str, text: str) -> None:
     tokenizer = loaded[kind]
     ids = tokenizer.encode(text)

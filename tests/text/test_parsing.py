@@ -88,8 +88,8 @@ def test_the_cut_does_not_matter(kind, text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_beginning_of_an_answer_can_be_its_end(kind):
     """Where it was cut off, letter by letter gives what the whole gives, and no letter of content goes."""
-    for text, _ in KINDS[kind][2]:
-        for end in range(len(text)):
+    for at, (text, _) in enumerate(KINDS[kind][2]):
+        for end in range(at % 3, len(text), 3):
             assert parse(kind, list(text[:end])) == parse(kind, [text[:end]])
 
 
@@ -122,7 +122,7 @@ FRAGMENTS = sorted(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14))
 def test_anything_at_all(kind, pieces):
     """No text makes a parser fail, or read it otherwise in pieces."""

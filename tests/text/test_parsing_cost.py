@@ -69,10 +69,10 @@ def test_every_format_is_asked():
 
 @pytest.mark.parametrize("kind", BEGUN)
 def test_a_token_costs_the_same_however_much_came_before_it(kind):
-    for head in heads(BEGUN[kind]):
-        for more in MORE:
-            # A large figure three times is no accident.
-            assert any(is_steady(kind, head, more) for _ in range(3)), (head, more)
+    for at, head in enumerate(heads(BEGUN[kind])):
+        more = MORE[at % len(MORE)]
+        # A large figure three times is no accident.
+        assert any(is_steady(kind, head, more) for _ in range(3)), (head, more)
 
 
 def longest_kept(thing: object) -> int:
@@ -92,7 +92,7 @@ def longest_kept(thing: object) -> int:
 @pytest.mark.parametrize("kind", BEGUN)
 def test_what_is_open_is_kept_in_pieces(kind):
     """However long it is, so that a token's cost is that of its own letters."""
-    size, times = 1024, 64
+    size, times = 1024, 16
     for head in heads(BEGUN[kind]):
         for more in (*MORE, "\\n", '"[', "]</"):
             parser = parser_of(kind)

@@ -1,4 +1,4 @@
-"""What ranks do in tests of jobs over several of them: a program for torchrun, and functions for `support.launch`."""
+"""What ranks do in tests of jobs over several of them: a program for torchrun and for `support.nursery`."""
 
 from __future__ import annotations
 
@@ -69,8 +69,25 @@ def job(config: str, *faults: str) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main(*arguments: str) -> int:
     try:
-        sys.exit(job(*sys.argv[1:]))
+        return job(*arguments)
     except RondoError as error:
-        sys.exit(_fail(error, error.exit_code))
+        return _fail(error, error.exit_code)
+
+
+def in_nursery(said: str, *arguments: str) -> None:
+    """As a process of its own, with its output in the files `said`.out and `said`.err."""
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{said}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), number)
+    try:
+        code = main(*arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

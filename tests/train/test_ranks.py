@@ -1,4 +1,4 @@
-"""A training job over several ranks, as torchrun starts them: the job of one process, whatever happens to a rank."""
+"""A training job over several ranks is the job of one process, whatever happens to a rank."""
 
 import json
 import os
@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,19 @@ from rondo.parallel.config import LayoutConfig
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
 from support.home import own_home
-from support.launch import SOURCES, TESTS
+from support.launch import TESTS, shared
+from support.nursery import Nursery
 from support.tiny import tiny_model, tiny_tokenizer
 from support.waiting import scaled
 
 STEPS = 12
+HEAVY = (
+    "torch.distributed.fsdp",
+    "rondo.parallel.apply",
+    "rondo.train.checkpoints.dcp",
+    "rondo.train.learner.pipelined",
+)
+"""What ranks would import by themselves when they come to it."""
 RANKS = str(TESTS / "train/_ranks.py")
 
 
@@ -61,11 +70,7 @@ def config(ground: Path, **changes: object) -> TrainConfig:
 
 
 def torchrun(home: Path, ranks: int, *program: str, restarts: int = 0) -> "subprocess.CompletedProcess[str]":
-    environment = {
-        "RONDO_HOME": str(own_home(home)),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]),
-    }
+    environment = shared(ranks) | {"RONDO_HOME": str(own_home(home))}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks)]
     launcher += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
@@ -76,6 +81,40 @@ def torchrun(home: Path, ranks: int, *program: str, restarts: int = 0) -> "subpr
         text=True,
         timeout=scaled(200),
     )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How ranks ended, and what they said: one after the other."""
+
+    codes: list[int]
+    out: str
+    err: str
+
+
+class Ranks:
+    """Ranks that nobody starts again, as with mpirun: forks of one process."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+
+    def run(self, home: Path, size: int, config: TrainConfig, *faults: str) -> Ended:
+        environment = shared(size) | {"RONDO_HOME": str(own_home(home))}
+        said = [f"{home}-{rank}" for rank in range(size)]
+        pids = []
+        for rank, name in enumerate(said):
+            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            given = (name, config.model_dump_json(), *faults)
+            pids.append(self._nursery.start("train._ranks:in_nursery", *given, environment=own))
+        codes = [self._nursery.wait(pid) for pid in pids]
+        out, err = ("".join(Path(f"{name}.{kind}").read_text() for name in said) for kind in ("out", "err"))
+        return Ended(codes, out, err)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Nursery(["train._ranks", *HEAVY]) as nursery:
+        yield Ranks(nursery)
 
 
 def flags(config: TrainConfig) -> list[str]:
@@ -109,66 +148,70 @@ def same(home: Path, other: Path) -> None:
         torch.testing.assert_close(found[name], want[name], atol=1e-6, rtol=0, msg=name)
 
 
-def test_two_ranks_do_the_job_of_one_and_one_may_die(ground: Path, tmp_path: Path) -> None:
-    """In the middle of a save, and in mid-step. Then all of it dies at once, the launcher too, and the same command
-    goes on."""
+def test_two_ranks_do_the_job_of_one_and_one_may_die(ground: Path, ranks: Ranks, tmp_path: Path) -> None:
+    """In the middle of a save, and in mid-step, after which torchrun starts both again. Then all of it dies at once,
+    the launcher too, and the job goes on from a command line."""
     calm, shaken = tmp_path / "calm", tmp_path / "shaken"
-    done = torchrun(calm, 2, "-m", "rondo", "train", "pretrain", *flags(config(ground)))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(job_of(calm) / "export")
-    assert done.stderr.count(f"step {STEPS} of {STEPS}") == 1, "the first rank alone shows progress"
+    done = ranks.run(calm, 2, config(ground))
+    assert done.codes == [0, 0], done.err
     same(calm, ground / "alone")
-    faults = ("1:3:dies_in_a_save", "1:5:dies", "1:8:kills_all")
-    again = partial(torchrun, shaken, 2, RANKS, config(ground).model_dump_json(), *faults, restarts=2)
-    done = again()
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert done.stderr.count("rank 1 on") >= 2
+    done = ranks.run(shaken, 2, config(ground), "1:3:dies_in_a_save")
+    assert done.codes == [1, -signal.SIGKILL], done.err
+    assert "rank 1 on" in done.err
+    faults = ("1:5:dies", "1:8:kills_all")
+    killed = torchrun(shaken, 2, RANKS, config(ground).model_dump_json(), *faults, restarts=1)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert "rank 1 on" in killed.stderr
     assert 6 < rows_of(shaken)[-1]["step"] < STEPS
-    done = again()
-    assert done.returncode == 0, done.stderr
+    again = torchrun(shaken, 2, "-m", "rondo", "train", "pretrain", *flags(config(ground)))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == str(job_of(shaken) / "export")
+    assert again.stderr.count(f"step {STEPS} of {STEPS}") == 1, "the first rank alone shows progress"
     last = f"checkpoints/step_{STEPS}"
     for file in (f"{last}/__0_0.distcp", f"{last}/__1_0.distcp", "export/model.safetensors"):
         assert sha256_file(job_of(calm) / file) == sha256_file(job_of(shaken) / file)
     assert losses(calm) == losses(shaken)
 
 
-def test_it_goes_on_in_other_layouts(ground: Path, tmp_path: Path) -> None:
+def test_it_goes_on_in_other_layouts(ground: Path, ranks: Ranks, tmp_path: Path) -> None:
     """Two ranks with ZeRO-3, then four of which two share every layer, then one process, then two stages."""
-    for ranks, layout, until in [(2, {}, 4), (4, {"tp": 2, "zero": 2}, 6), (1, {}, 8), (2, {"pp": 2}, STEPS)]:
-        text = config(ground, layout=LayoutConfig(**layout)).model_dump_json()
-        done = torchrun(tmp_path, ranks, RANKS, text, f"0:{until}:is_told_to_stop")
-        assert done.returncode == 0, done.stderr
+    home = tmp_path / "home"
+    for size, layout, until in [(2, {}, 4), (4, {"tp": 2, "zero": 2}, 6), (1, {}, 8), (2, {"pp": 2}, STEPS)]:
+        told = config(ground, layout=LayoutConfig(**layout))
+        done = ranks.run(home, size, told, f"0:{until}:is_told_to_stop")
+        assert done.codes == [0] * size, done.err
         if until < STEPS:
-            assert done.stdout.strip() == f"step {until} of {STEPS} is saved"
-    same(tmp_path, ground / "alone")
+            assert done.out.strip() == f"step {until} of {STEPS} is saved"
+    same(home, ground / "alone")
 
 
-def test_a_rank_that_hangs_is_found_and_named(ground: Path, tmp_path: Path) -> None:
-    text = config(ground, layout=LayoutConfig(stall=2)).model_dump_json()
+def test_a_rank_that_hangs_is_found_and_named(ground: Path, ranks: Ranks, tmp_path: Path) -> None:
+    home = tmp_path / "home"
     begin = time.monotonic()
-    done = torchrun(tmp_path, 2, RANKS, text, "1:5:sleeps")
-    assert done.returncode == 1
+    done = ranks.run(home, 2, config(ground, layout=LayoutConfig(stall=2)), "1:5:sleeps")
+    assert done.codes == [1, 1]
     assert time.monotonic() - begin < min(scaled(100), 590), "not the 600 s of layout.timeout"
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    # The other rank may say that the first one is gone, which a launcher would have ended before.
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error: rank ")]
     assert line.startswith("error: rank 1 on ")
     assert "no rank has got on for" in line
     assert "raise train.layout.stall" in line
     assert "step 5: saving" in line or "step 5: optimizer" in line
-    job = job_of(tmp_path)
+    job = job_of(home)
     assert json.loads((job / "status.json").read_text())["state"] == "failed"
     assert "on_step" in (job / "hang/rank_1.stacks").read_text()
     assert json.loads((job / "hang/rank_0.json").read_text())["entries"]
 
 
-def test_what_ends_one_rank_ends_all_with_its_reason(ground: Path, tmp_path: Path) -> None:
-    text = config(ground).model_dump_json()
-    done = torchrun(tmp_path, 2, RANKS, text, "1:5:fails")
-    assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+def test_what_ends_one_rank_ends_all_with_its_reason(ground: Path, ranks: Ranks, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = ranks.run(home, 2, config(ground), "1:5:fails")
+    assert all(done.codes)
+    lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert lines[0].startswith("error: rank 1 on ")
     assert lines[0].endswith("the disk is on fire")
-    status = json.loads((job_of(tmp_path) / "status.json").read_text())
+    status = json.loads((job_of(home) / "status.json").read_text())
     assert status["state"] == "failed"
     assert status["reason"].endswith("the disk is on fire")
 

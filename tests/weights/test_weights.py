@@ -4,7 +4,7 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError, Conflict, NotFound
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, WeightShard
+from rondo.weights.directory import Directory, Published
 from rondo.weights.in_place import InPlace, Receiver
 
 
@@ -26,7 +26,7 @@ def setup() -> tuple[dict[str, Tensor], FakeEngine, InPlace, Receiver]:
     return (
         tensors,
         engine,
-        InPlace("m", tensors.items, Directory()),
+        InPlace("m", tensors.items, Directory(), verify=True),
         Receiver("engine", engine, tensors.items),
     )
 
@@ -42,7 +42,7 @@ def test_an_update_pauses_the_engine_and_publishes_one_version() -> None:
         assert engine.version == found.version == version
         assert not engine.updating
         assert found.checksum == checksum(tensors.items())
-        assert [shard.name for shard in found.shards] == ["a", "b"]
+        assert (found.tensors, found.nbytes) == (2, sum(each.nbytes for each in tensors.values()))
     with pytest.raises(NotFound, match="no version 1"):
         weights.directory.lookup("m", 1)
 
@@ -90,16 +90,17 @@ def test_a_checksum_sees_every_bit_name_shape_and_type() -> None:
     assert checksum(pair) == checksum(pair[::-1])
 
 
-def test_a_dead_owners_shards_vanish() -> None:
+def test_a_dead_owners_entries_vanish() -> None:
     now = 0.0
     directory = Directory(lease_s=10, clock=lambda: now)
-    shard = WeightShard("a", (1,), "float32", "here")
-    directory.publish("m", 1, "one", [shard], "sum")
-    directory.publish("m", 1, "two", [shard], "sum")
+    directory.publish(Published("m", 1, "one", "sum"))
+    directory.publish(Published("m", 1, "two", "sum"))
     now = 8.0
     directory.renew("two")
     now = 12.0
     assert [entry.owner for entry in directory.lookup("m")] == ["two"]
+    with pytest.raises(Conflict, match="the lease of one has expired"):
+        directory.renew("one")
     directory.renew("one")
     now = 20.0
     with pytest.raises(NotFound, match="no version of m"):
@@ -108,6 +109,6 @@ def test_a_dead_owners_shards_vanish() -> None:
 
 def test_one_version_has_one_checksum() -> None:
     directory = Directory()
-    directory.publish("m", 3, "one", [], "sum")
+    directory.publish(Published("m", 3, "one", "sum"))
     with pytest.raises(Conflict, match="version 3 of m has checksum sum at one"):
-        directory.publish("m", 3, "two", [], "other")
+        directory.publish(Published("m", 3, "two", "other"))

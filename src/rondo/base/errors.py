@@ -80,6 +80,12 @@ class Unavailable(RondoError):
     kind = "server_error"
 
 
+class NotReady(Unavailable):
+    """`after`: seconds until another try may succeed."""
+
+    after = 1.0
+
+
 class StorageError(RondoError):
     """A failed disk operation: full, read-only or without permission."""
 

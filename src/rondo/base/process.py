@@ -6,6 +6,7 @@ in order. Killing a child kills everything that it started in its session's proc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -13,10 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PYTHON_MAIN = """import json, sys
@@ -76,6 +78,19 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with all that an exit of Python does, except for the destruction of every object.
+
+    That takes a second of CPU time once torch is imported, and the kernel frees the same memory at once.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def exit_reason(code: int) -> str:

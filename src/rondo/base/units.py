@@ -2,6 +2,7 @@
 
 import re
 
+GIB = 2**30
 _COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([kmgt])(?:i?b)?", re.IGNORECASE)
 
 

@@ -8,10 +8,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rondo.base.errors import RondoError, StorageError
+from rondo.base.process import leave
 from rondo.cli.options.verbs import ALIASES, GROUPS, unknown_verb
 from rondo.cli.view.spinner import spinner
+from rondo.jobs import attempt
 
 VERBS: dict[str, tuple[str, str]] = {
     "up": (
@@ -30,10 +33,20 @@ VERBS: dict[str, tuple[str, str]] = {
     "rl": ("rondo.cli.commands.rl", "tune a model with reinforcement learning"),
     "plan": ("rondo.cli.commands.plan", "compute layout, memory and speed of a model on GPUs"),
     "data": ("rondo.cli.commands.data", "tokenize text into shards for training, and inspect them"),
-    "job": ("rondo.cli.commands.job", "list and show the training jobs of this machine"),
-    "pull": ("rondo.cli.commands.pull", "download a model or data set of the Hugging Face Hub by name"),
+    "job": ("rondo.cli.commands.job", "list, follow, submit, stop and remove jobs, here or of a gateway"),
+    "pull": ("rondo.cli.commands.pull", "download a model, adapter or data set of the Hugging Face Hub"),
     "model": ("rondo.cli.commands.model", "make, import, export, quantize, inspect and list models"),
+    "registry": (
+        "rondo.cli.platform.registry",
+        "list, promote, alias and import models that a gateway serves",
+    ),
     "gateway": ("rondo.cli.service.gateway", "serve one URL with keys in front of engines"),
+    "generate": ("rondo.cli.platform.generate", "answer all prompts of a file through a durable queue"),
+    "queue": ("rondo.cli.platform.queue", "list, cancel and retry queued requests"),
+    "batch": ("rondo.cli.platform.batch", "create, follow and cancel batches of requests"),
+    "file": ("rondo.cli.platform.file", "upload, list, download and delete files of the gateway"),
+    "worker": ("rondo.cli.service.worker", "execute queued requests with any OpenAI-compatible engine"),
+    "weights": ("rondo.cli.service.weights", "plan, push and serve weights from learners to engines"),
     "keys": ("rondo.cli.service.keys", "create, list and revoke API keys of the gateway, and show usage"),
     "db": ("rondo.cli.service.db", "upgrade, back up, restore and check the store of requests and keys"),
     "bench": ("rondo.cli.commands.bench", "measure a server, or a model without one"),
@@ -46,6 +59,11 @@ VERBS: dict[str, tuple[str, str]] = {
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 BUG = 70
+
+
+def program() -> NoReturn:
+    """The command `rondo`."""
+    leave(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,6 +160,8 @@ def _search(topic: str) -> str:
 
 
 def _fail(error: Exception, code: int) -> int:
+    if attempt.VARIABLE in os.environ:
+        attempt.report_error(error, code)
     if os.environ.get("RONDO_DEBUG", "0") not in ("", "0"):
         import traceback
 
@@ -150,8 +170,22 @@ def _fail(error: Exception, code: int) -> int:
     if code == BUG:
         kind = type(error).__name__
         message = f"{kind}: {message} (this is a bug; run again with RONDO_DEBUG=1 for the traceback)"
-    print(f"error: {message}", file=sys.stderr)
+    print(_wrapped(f"error: {message}") if sys.stderr.isatty() else f"error: {message}", file=sys.stderr)
     return code
+
+
+def _wrapped(text: str) -> str:
+    """The text in lines of the terminal's width. Commands in backticks stay whole, so that they can be copied."""
+    import re
+    import textwrap
+
+    from rondo.cli.options.help import columns
+
+    whole = re.sub(r"`[^`]{1,70}`", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        whole, columns(), subsequent_indent="       ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\0", " ")
 
 
 if __name__ == "__main__":

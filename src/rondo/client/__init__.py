@@ -10,6 +10,7 @@ Inputs are OpenAI-style JSON bodies or Python objects; outputs are validated fro
     engine.py      the `Engine` protocol, implemented by the native engine, vLLM and remote engines
     http.py        the HTTP client, synchronous and asynchronous, of `rondo serve` and vLLM
     verbs.py       operations under vLLM's names: pause, sleep, weight updates, adapters
+    platform/      operations of a gateway: queued requests, training jobs, files, batches, the registry
     pool.py        choice of the least loaded engine among several
     protocol/      OpenAI's request and response bodies, field by field
     bench/         the load generator behind `rondo bench serve`

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 
 from rondo.base.errors import Conflict, InvalidRequest, NotFound, Overloaded, RondoError, Unavailable
-from rondo.client.lines import LineSplitter
 
 BY_STATUS: dict[int, type[RondoError]] = {
     400: InvalidRequest,
@@ -27,6 +26,22 @@ STATUS_BY_TYPE = {
     "server_error": 503,
 }
 STATUS_BY_CODE = {"model_not_found": 404}
+
+
+class LineSplitter:
+    """Splits bytes at newlines alone: other separators of Unicode's may stand inside a server-sent event."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def push(self, data: bytes) -> list[bytes]:
+        """Returns the complete lines."""
+        *ended, rest = data.split(b"\n")
+        if ended:
+            ended[0] = b"".join([*self._parts, ended[0]])
+            self._parts = []
+        self._parts.append(rest)
+        return [line.removesuffix(b"\r") for line in ended]
 
 
 class SseParser:

@@ -11,6 +11,8 @@ from rondo.base.errors import RondoError
 from rondo.client.types import GenerateRequest, TokenChunk
 
 PauseMode = Literal["keep", "wait", "abort"]
+RunningRequests = Literal["retain", "recompute", "abort"]
+"""Running requests at a switch of the weights: they keep their KV cache, compute it again, or end."""
 
 
 class Engine(Protocol):
@@ -50,7 +52,7 @@ class Engine(Protocol):
     async def check_weights(self, path: Path, version: int | None) -> None:
         """Raises the errors of `update_weights` that can be detected without reading the weights."""
 
-    async def update_weights(self, path: Path, version: int) -> None:
+    async def update_weights(self, path: Path, version: int, requests: RunningRequests = "retain") -> None:
         """Updates all weights from a model's folder, between two steps. On error the weights remain unchanged."""
 
     async def reset_prefix_cache(self) -> None: ...
@@ -70,6 +72,8 @@ class ServedEngine(Engine, Protocol):
 
     max_model_len: int
     max_queued: int
+    max_running: int | None
+    """Samples in its largest batch; None if it is unknown."""
 
     @property
     def failure(self) -> RondoError | None:
@@ -91,6 +95,9 @@ class ServedEngine(Engine, Protocol):
 
     def load(self) -> tuple[int, int]:
         """Numbers of running and waiting samples."""
+
+    def kv_load(self) -> dict[str, float]:
+        """`kv_usage`, the used share of the KV cache, and `kv_free_tokens`; empty where they are unknown."""
 
     async def drain(self, seconds: float) -> None:
         """Takes no more requests and lets the running ones finish; after `seconds` they end as aborted."""

@@ -7,7 +7,7 @@ status.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -15,13 +15,23 @@ import httpx
 
 from rondo.base.errors import ConfigError, NotFound, RondoError, Unavailable
 from rondo.client.answers import SseParser, checked, checked_verb, refusal
+from rondo.client.platform.jobs import JobVerbs, SyncJobs
+from rondo.client.platform.queue import AsyncQueue, SyncQueue
+from rondo.client.platform.registry import RegistryVerbs
 from rondo.client.verbs import EngineVerbs
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+"""The gateway of `rondo up` on this machine."""
+ENGINE_URL = "http://127.0.0.1:8001"
+"""The engine server of `rondo serve` on this machine."""
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 Messages = str | Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+WeightPlace = str | os.PathLike[str] | Mapping[str, Any]
+"""A folder on the server's disk, or an `update_info` without its version."""
 
 
 class _Base:
@@ -63,7 +73,7 @@ class _Base:
         return answer
 
 
-class Client(_Base, EngineVerbs[dict[str, Any]]):
+class Client(_Base, EngineVerbs[dict[str, Any]], RegistryVerbs[dict[str, Any]], SyncQueue, SyncJobs):
     def __init__(
         self,
         base_url: str | None = None,
@@ -120,34 +130,38 @@ class Client(_Base, EngineVerbs[dict[str, Any]]):
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Server-sent events of a streamed response."""
+        parser = SseParser()
+        for data in self._pieces("POST", path, json=body | {"stream": True}):
+            yield from parser.push(data)
+
+    def _pieces(self, method: str, path: str, **options: Any) -> Generator[bytes, None, None]:
         try:
-            with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+            with self._http.stream(method, path, **options) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise self._refused(answer)
-                parser = SseParser()
-                for data in answer.iter_bytes():
-                    yield from parser.push(data)
+                yield from answer.iter_bytes()
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
-        """A whole weight update from the folder `path`, on the server's disk. After an error all is as it was."""
+    def push_weights(self, place: WeightPlace, version: int) -> None:
+        """A whole weight update from a folder on the server's disk, or from `{"source": ...}`. After an error the
+        previous version is in use."""
         self.start_weight_update()
         try:
-            self._write_weights(path, version)
+            self._write_weights(place, version)
         except BaseException:
             with suppress(RondoError):
                 self.abort_weight_update()
             raise
 
-    def send_weights(self, path: str | os.PathLike[str], version: int) -> None:
+    def send_weights(self, place: WeightPlace, version: int) -> None:
         """As `push_weights`, for vLLM, which ends a failed update itself."""
         self.start_weight_update()
-        self._write_weights(path, version)
+        self._write_weights(place, version)
 
-    def _write_weights(self, path: str | os.PathLike[str], version: int) -> None:
-        self.update_weights({"path": os.fspath(path), "version": version})
+    def _write_weights(self, place: WeightPlace, version: int) -> None:
+        self.update_weights(_update_info(place, version))
         self.finish_weight_update(str(version))
 
     def _first(self) -> str:
@@ -156,8 +170,10 @@ class Client(_Base, EngineVerbs[dict[str, Any]]):
             self._model = _only(self.models())
         return self._model
 
-    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        return checked(self._send(method, path, json=body))
+    def _call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        return checked(self._send(method, path, json=body, headers=headers))
 
     def _admin(
         self,
@@ -184,7 +200,13 @@ class Client(_Base, EngineVerbs[dict[str, Any]]):
         return answer if answer.is_success else None
 
 
-class AsyncClient(_Base, EngineVerbs[Awaitable[dict[str, Any]]]):
+class AsyncClient(
+    _Base,
+    EngineVerbs[Awaitable[dict[str, Any]]],
+    RegistryVerbs[Awaitable[dict[str, Any]]],
+    AsyncQueue,
+    JobVerbs[Awaitable[dict[str, Any]]],
+):
     def __init__(
         self,
         base_url: str | None = None,
@@ -254,22 +276,22 @@ class AsyncClient(_Base, EngineVerbs[Awaitable[dict[str, Any]]]):
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def push_weights(self, path: str | os.PathLike[str], version: int) -> None:
+    async def push_weights(self, place: WeightPlace, version: int) -> None:
         """As the other client's, like `send_weights`."""
         await self.start_weight_update()
         try:
-            await self._write_weights(path, version)
+            await self._write_weights(place, version)
         except BaseException:
             with suppress(RondoError):
                 await self.abort_weight_update()
             raise
 
-    async def send_weights(self, path: str | os.PathLike[str], version: int) -> None:
+    async def send_weights(self, place: WeightPlace, version: int) -> None:
         await self.start_weight_update()
-        await self._write_weights(path, version)
+        await self._write_weights(place, version)
 
-    async def _write_weights(self, path: str | os.PathLike[str], version: int) -> None:
-        await self.update_weights({"path": os.fspath(path), "version": version})
+    async def _write_weights(self, place: WeightPlace, version: int) -> None:
+        await self.update_weights(_update_info(place, version))
         await self.finish_weight_update(str(version))
 
     async def _first(self) -> str:
@@ -277,8 +299,10 @@ class AsyncClient(_Base, EngineVerbs[Awaitable[dict[str, Any]]]):
             self._model = _only(await self.models())
         return self._model
 
-    async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        return checked(await self._send(method, path, json=body))
+    async def _call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        return checked(await self._send(method, path, json=body, headers=headers))
 
     async def _admin(
         self,
@@ -303,6 +327,11 @@ class AsyncClient(_Base, EngineVerbs[Awaitable[dict[str, Any]]]):
         except httpx.HTTPError:
             return None
         return answer if answer.is_success else None
+
+
+def _update_info(place: WeightPlace, version: int) -> dict[str, Any]:
+    info = dict(place) if isinstance(place, Mapping) else {"path": os.fspath(place)}
+    return info | {"version": version}
 
 
 def chat_body(messages: Messages, model: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
-from rondo.client.engine import PauseMode
+from rondo.client.engine import PauseMode, RunningRequests
 
 Answer = TypeVar("Answer")
 
@@ -18,7 +18,9 @@ class EngineVerbs(ABC, Generic[Answer]):
     """Facts about a server, and operations that need the admin key."""
 
     @abstractmethod
-    def _call(self, method: str, path: str, body: object = None) -> Answer: ...
+    def _call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Answer: ...
 
     @abstractmethod
     def _admin(
@@ -80,11 +82,18 @@ class EngineVerbs(ABC, Generic[Answer]):
         return self._admin("POST", "/start_weight_update")
 
     def update_weights(self, update_info: Mapping[str, Any]) -> Answer:
-        """`update_info` is {"path": a folder on the server's disk, "version": a number}."""
+        """`update_info` is {"path": a folder on the server's disk, "version": a number}, or has a "source" in place of
+        the path."""
         return self._admin("POST", "/update_weights", {"update_info": dict(update_info)})
 
-    def finish_weight_update(self, weight_version: int | str | None = None) -> Answer:
-        return self._admin("POST", "/finish_weight_update", {"weight_version": weight_version})
+    def finish_weight_update(
+        self, weight_version: int | str | None = None, requests: RunningRequests = "retain"
+    ) -> Answer:
+        """`requests`: running requests keep their KV cache, compute it again, or end."""
+        body: dict[str, Any] = {"weight_version": weight_version}
+        if requests != "retain":  # vLLM's servers have no such field
+            body["requests"] = requests
+        return self._admin("POST", "/finish_weight_update", body)
 
     def abort_weight_update(self) -> Answer:
         return self._admin("POST", "/abort_weight_update")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,20 +10,28 @@ from rondo.base.errors import ConfigError, Forbidden
 
 Role = Literal["admin", "user", "worker"]
 """`admin`: every route. `user`: its scopes, and its own objects. `worker`: leasing prompts and finishing them."""
-Scope = Literal["inference", "files", "batches", "jobs", "queue"]
+Scope = Literal["inference", "files", "batches", "jobs", "queue", "code"]
+"""`code`: jobs that run a program of the user's on the gateway's machine, without a sandbox."""
+SCOPES: tuple[Scope, ...] = tuple(scope for scope in get_args(Scope) if scope != "code")
+"""Scopes of a key for which none are named."""
+ServiceTier = Literal["priority", "default", "flex"]
+"""Priority bands of requests, by OpenAI's names; the first is served first."""
+TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
 
 
 @dataclass(frozen=True)
 class Rights:
-    """Rights of a key. Without `models`: each model. None: no limit. `expires` in microseconds since the epoch."""
+    """Rights of a key. Without `models`: each model. None: no limit. `expires` in microseconds since the epoch.
+    `service_tier` is the highest that its requests may have."""
 
     role: Role = "user"
-    scopes: tuple[Scope, ...] = get_args(Scope)
+    scopes: tuple[Scope, ...] = SCOPES
     models: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     expires: int | None = None
+    service_tier: ServiceTier = "default"
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,27 @@ class Key:
                 code="model_not_allowed",
             )
 
+    def usable(self, models: Iterable[str]) -> list[str]:
+        """Those of the models that the key may use."""
+        allowed = self.rights.models
+        return [model for model in models if not allowed or model in allowed]
+
+    def tier(self, wanted: ServiceTier) -> ServiceTier:
+        """The service tier of a request for `wanted`: at most the key's own."""
+        if self.rights.role == "admin":
+            return wanted
+        return max(wanted, self.rights.service_tier, key=TIERS.index)
+
 
 def check(name: str, rights: Rights) -> None:
     if not name or len(name) > 100 or not name.isprintable():
         raise ConfigError("name is 1 to 100 characters that can be printed", param="name")
     if rights.role not in get_args(Role):
         raise ConfigError(f"role is one of {', '.join(get_args(Role))}, not {rights.role!r}", param="role")
+    if rights.service_tier not in TIERS:
+        raise ConfigError(
+            f"service_tier is one of {', '.join(TIERS)}, not {rights.service_tier!r}", param="service_tier"
+        )
     if wrong := [scope for scope in rights.scopes if scope not in get_args(Scope)]:
         raise ConfigError(f"scopes are of {', '.join(get_args(Scope))}, not {wrong[0]!r}", param="scopes")
     for limit in ("requests_per_minute", "tokens_per_minute", "tokens_per_day"):
@@ -63,5 +87,5 @@ def check(name: str, rights: Rights) -> None:
             raise ConfigError(
                 f"{limit} is at least 1: leave it out for no limit, revoke the key for none", param=limit
             )
-    if any("," in model for model in rights.models):
-        raise ConfigError("a model's name has no comma", param="models")
+    if any("," in model or not model.isprintable() or not model for model in rights.models):
+        raise ConfigError("a model's name has printable characters and no comma", param="models")

@@ -5,20 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sqlalchemy as sa
 
 from rondo.base.errors import Unavailable
 from rondo.control import tables
 from rondo.control.key import Key
-from rondo.control.limits import RateLimited
+from rondo.control.limits import RateLimited, limit_headers
 from rondo.control.store.dialect import insert
 from rondo.control.store.pending import Pending, succeeded
 from rondo.control.store.store import Store
 
 DAY_SECONDS = 86400
+PAUSE_SECONDS = 0.5
+"""Between two transactions. A process that is killed loses at most the additions of that time."""
+SETTLED_SECONDS = 1.0
+"""Wait that a refusal names while usage is being written."""
 
 _columns = tables.usage.c
 _SPENT = sa.select(sa.func.coalesce(sa.func.sum(_columns.input_tokens + _columns.output_tokens), 0)).where(
@@ -36,13 +42,15 @@ class Usage:
 
 
 class UsageLog:
-    """Usage is added in memory and written by at most one transaction at a time: while the disk is busy, further
-    requests join the next one."""
+    """Usage is added in memory and written at once, or with the next transaction: there is at most one at a time, and a
+    pause after each, because a transaction per request would cost as much CPU time as the request."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._lock = threading.Lock()
         self._unwritten: defaultdict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        self._in_flight: list[dict[tuple[str, str, str], list[int]]] = []
+        """Sums of uncommitted transactions: neither unwritten nor visible to a reader."""
         self._writing = False
 
     def add(self, key: str, model: str, requests: int, input_tokens: int, output_tokens: int) -> None:
@@ -65,15 +73,17 @@ class UsageLog:
 
         def work(db: sa.Connection) -> int | None:
             spent = int(db.execute(_SPENT, {"of": key.id, "on": day}).scalar_one())
-            spent += self._unwritten_tokens(key.id, day)
-            if spent >= quota:
-                raise _over(key, quota, spent)
-            return quota - spent
+            unwritten, in_flight = self._unwritten_tokens(key.id, day)
+            spent += unwritten
+            if spent + in_flight >= quota:
+                # The snapshot may have a transaction whose callback has not run: then it is counted twice here.
+                raise _over(key, quota, spent + in_flight, None if spent >= quota else SETTLED_SECONDS)
+            return quota - spent - in_flight
 
         return self.store.read(work)
 
     def usage(self, key: str, since: str = "") -> Pending[list[Usage]]:
-        """By day and model, from the day `since` (YYYY-MM-DD) on."""
+        """Written usage, by day and model, from the day `since` (YYYY-MM-DD) on."""
         wanted = (
             sa.select(
                 _columns.day, _columns.model, _columns.requests, _columns.input_tokens, _columns.output_tokens
@@ -83,48 +93,86 @@ class UsageLog:
         )
         return self.store.read(lambda db: [Usage(*row) for row in db.execute(wanted)])
 
-    def _unwritten_tokens(self, key: str, day: str) -> int:
+    def _unwritten_tokens(self, key: str, day: str) -> tuple[int, int]:
+        """Tokens of no transaction, and of those that are not known to be committed."""
         with self._lock:
-            found = [sums for (of, on, _), sums in self._unwritten.items() if (of, on) == (key, day)]
-        return sum(input_tokens + output_tokens for _, input_tokens, output_tokens in found)
+            return _tokens(self._unwritten, key, day), sum(
+                _tokens(each, key, day) for each in self._in_flight
+            )
 
-    def _write(self) -> None:
-        """Takes the sums within the transaction, so that additions until then are part of it."""
+    def flush(self) -> Pending[None]:
+        """Writes the usage added so far."""
         taken: dict[tuple[str, str, str], list[int]] = {}
 
         def work(db: sa.Connection) -> None:
+            """Takes the sums within the transaction, so that additions until then are part of it."""
             with self._lock:
-                for place, sums in self._unwritten.items():
-                    old = taken.get(place, [0, 0, 0])
-                    taken[place] = [a + b for a, b in zip(old, sums)]
+                _merge(taken, self._unwritten)
                 self._unwritten.clear()
-            _add(db, taken)
+                # PostgreSQL repeats this function after a deadlock.
+                if not any(each is taken for each in self._in_flight):
+                    self._in_flight.append(taken)
+            if taken:
+                add_usage(db, taken)
 
         def written(done: Future[None]) -> None:
             with self._lock:
+                self._in_flight = [each for each in self._in_flight if each is not taken]
                 if done.cancelled() or done.exception() is not None:
-                    for place, sums in taken.items():  # with the next addition
-                        self._unwritten[place] = [a + b for a, b in zip(self._unwritten[place], sums)]
-                    self._writing = False
-                    return
-                self._writing = bool(self._unwritten)
-                if not self._writing:
-                    return
-            self._write()
+                    _merge(self._unwritten, taken)
 
+        pending = self.store.write(work)
+        pending.add_done_callback(written)
+        return pending
+
+    def _write(self) -> None:
         try:
-            self.store.write(work).add_done_callback(written)
-        except Unavailable:
+            self.flush().add_done_callback(self._pause)
+        except Unavailable:  # with the next addition
             with self._lock:
                 self._writing = False
-            raise
+
+    def _pause(self, done: Future[None]) -> None:
+        """After a failure the sums are written with the next addition."""
+        if done.cancelled() or done.exception() is not None:
+            with self._lock:
+                self._writing = False
+            return
+        timer = threading.Timer(PAUSE_SECONDS, self._continue)
+        timer.daemon = True
+        timer.start()
+
+    def _continue(self) -> None:
+        with self._lock:
+            self._writing = bool(self._unwritten)
+            if not self._writing:
+                return
+        self._write()
 
 
 def today() -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime())
+    return _date(int(time.time() // DAY_SECONDS))
 
 
-def _add(db: sa.Connection, sums: dict[tuple[str, str, str], list[int]]) -> None:
+@lru_cache(2)
+def _date(day: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(day * DAY_SECONDS))
+
+
+def _merge(
+    sums: dict[tuple[str, str, str], list[int]], added: Mapping[tuple[str, str, str], list[int]]
+) -> None:
+    for place, numbers in added.items():
+        sums[place] = [old + number for old, number in zip(sums.get(place, [0, 0, 0]), numbers)]
+
+
+def _tokens(sums: Mapping[tuple[str, str, str], list[int]], key: str, day: str) -> int:
+    found = [numbers for (of, on, _), numbers in sums.items() if (of, on) == (key, day)]
+    return sum(input_tokens + output_tokens for _, input_tokens, output_tokens in found)
+
+
+def add_usage(db: sa.Connection, sums: Mapping[tuple[str, str, str], Sequence[int]]) -> None:
+    """Adds requests, input tokens and output tokens by key, day and model."""
     statement = insert(db.dialect.name, tables.usage)
     names = ("requests", "input_tokens", "output_tokens")
     added = {name: _columns[name] + statement.excluded[name] for name in names}
@@ -139,11 +187,12 @@ def _add(db: sa.Connection, sums: dict[tuple[str, str, str], list[int]]) -> None
     )
 
 
-def _over(key: Key, quota: int, spent: int) -> RateLimited:
-    wait = DAY_SECONDS - time.time() % DAY_SECONDS
+def _over(key: Key, quota: int, spent: int, wait: float | None) -> RateLimited:
+    wait = DAY_SECONDS - time.time() % DAY_SECONDS if wait is None else wait
     return RateLimited(
         f"The key {key.name!r} has used {spent:,} of its {quota:,} tokens for today (UTC). Please try again in "
         f"{wait:.0f}s, or ask an admin for a larger quota.",
         wait,
         "tokens_per_day",
+        limit_headers("tokens", quota, quota - spent, wait),
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rondo.base.errors import ConfigError, Conflict, RondoError
+from rondo.client.engine import RunningRequests
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.config import EngineConfig
 from rondo.engine.kv.blocks import BlockPool
@@ -36,7 +37,7 @@ from rondo.engine.structured.grammars import Grammars
 from rondo.engine.weights.adapter_reader import AdapterReader
 from rondo.engine.weights.adapters import Adapters, LoadedAdapter, unloaded
 from rondo.engine.weights.sleep import Reload, Sleeper, check_level, put
-from rondo.engine.weights.weight_reload import check_version, read_version
+from rondo.engine.weights.weight_reload import StagedWeights, check_version, read_version
 from rondo.engine.weights.weight_update import WeightUpdate
 from rondo.models import Decoder, load
 from rondo.models.adapters.mixed import Mixer
@@ -46,6 +47,9 @@ from rondo.ops.native.build.ahead import compile_all
 
 
 class EngineCore:
+    stages_aside = True
+    """Whether another thread may read new weights while steps continue."""
+
     def __init__(
         self,
         model: Decoder,
@@ -226,16 +230,34 @@ class EngineCore:
         self._check_owns_weights()
         check_version(folder, self.model.config)
 
-    def update_weights(self, folder: Path, version: int) -> None:
+    def update_weights(
+        self, folder: Path, version: int, requests: RunningRequests = "retain"
+    ) -> list[Request]:
         """Updates all weights from a model folder. The new weights are read next to the ones in use and replace them
-        once complete; on an error the engine continues with the old weights."""
+        once complete; on an error the engine continues with the old weights. Returns the requests that ended."""
+        return self.switch_weights(self.stage_weights(folder, version), version, requests)
+
+    def stage_weights(self, folder: Path, version: int) -> StagedWeights:
+        """Reads a version next to the weights in use. If `stages_aside`, another thread may call it between steps."""
         self._check_update(version)
         self._check_owns_weights()
         reload = self._reload_from(folder)
-        put(self.model, self._all_have(partial(read_version, self.model, reload, folder)))
+        return StagedWeights(self._all_have(partial(read_version, self.model, reload, folder)), reload)
+
+    def switch_weights(
+        self, staged: StagedWeights, version: int, requests: RunningRequests = "retain"
+    ) -> list[Request]:
+        """Replaces the weights between two steps. Returns the requests that ended."""
+        self._check_update(version)
+        put(self.model, staged.tensors)
         self.update.restore()
-        self.sleeper.reload = reload
+        self.sleeper.reload = staged.reload
         self.scheduler.set_weight_version(version)
+        if requests == "recompute":
+            self.scheduler.preempt_all()
+        if requests == "abort":
+            return [sample for request in list(self._requests) for sample in self.abort(request)]
+        return []
 
     def sleep(self, level: int = 1) -> None:
         """Frees the KV cache and moves the weights to host memory (level 1) or drops them (level 2). Running requests

@@ -7,10 +7,14 @@ server. Outputs are the engines' responses, passed through byte for byte, and th
     app.py     the ASGI application: proxied routes directly, all others through FastAPI; start it with `serve.py`
     auth.py    a key's identity, scopes and models, and the table that says which scope each route needs
     fleet.py   engines: registration, health checks, reported load, draining
+    sources/   engines of the supervisor, of a Kubernetes service or of a DNS name
     proxy/     a model request: its routing fields, choice of an engine, retries, metering of tokens
-    routes/    routes of the gateway itself: keys, usage, engines, health, logs, models, the page
+    queued/    the durable queue: submission, results, workers, the generate API, files, batches, stored responses
+    training/  training jobs: specifications from requests, jobs as the APIs show them
+    routes/    routes of the gateway itself: queue, objects, jobs, keys, usage, engines, health, logs, models, the page
+    description.py   `/openapi.json`
     serve.py   runs the gateway on its port
 
-A model request passes `app.py`, `proxy/forward.py`, `auth.py`, `control/router.py` and `proxy/upstream.py`. Read
+A model request passes `app.py`, `proxy/forward.py`, `auth.py`, `proxy/gate.py` and `proxy/upstream.py`. Read
 `proxy/forward.py` first.
 """

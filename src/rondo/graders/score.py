@@ -27,6 +27,8 @@ class Score:
     total: float
     parts: dict[str, float] = field(default_factory=dict)
     detail: str = ""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Details of failures by OpenAI's names, such as `sample_parse_error`."""
 
     def __post_init__(self) -> None:
         if self.outcome not in get_args(Outcome):

@@ -74,12 +74,23 @@ def snapshot_folder(name: HubName, commit: str) -> Path:
     return repo_folder(name) / "snapshots" / commit
 
 
-def repo_of_snapshot(folder: Path) -> tuple[str, str] | None:
-    """(`ORG/NAME`, commit) of a snapshot's folder; None for any other folder."""
-    repo = folder.parent.parent.name
-    if folder.parent.name != "snapshots" or not repo.startswith("models--"):
+def repo_of_snapshot(path: Path) -> tuple[str, str] | None:
+    """(`ORG/NAME`, commit) of a snapshot's folder or of a file in it; None for any other path."""
+    folder = _snapshot_of(path)
+    if folder is None:
         return None
-    return repo.removeprefix("models--").replace("--", "/", 1), folder.name
+    return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1), folder.name
+
+
+def _snapshot_of(path: Path) -> Path | None:
+    return next(
+        (
+            each
+            for each in (path, *path.parents)
+            if each.parent.name == "snapshots" and each.parent.parent.name.startswith("models--")
+        ),
+        None,
+    )
 
 
 def snapshots(kind: Kind = "model") -> list[Snapshot]:
@@ -92,19 +103,23 @@ def snapshots(kind: Kind = "model") -> list[Snapshot]:
     return sorted(found, key=lambda each: each.name)
 
 
-def remove_snapshot(folder: Path) -> None:
+def remove_snapshot(path: Path) -> None:
     """Removes a commit from the cache: its links, the branches and tags that point to it, and every content that no
-    other commit of the repository uses."""
+    other commit of the repository uses. Of a commit with several GGUF files, `path` may be one of them."""
+    folder = _snapshot_of(path) or path
     repo = folder.parent.parent
     try:
-        for ref in _refs(repo, folder.name):
-            (repo / "refs" / ref).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        path.unlink() if path != folder else shutil.rmtree(folder)
+        if not any(file.is_file() for file in folder.rglob("*")):
+            for ref in _refs(repo, folder.name):
+                (repo / "refs" / ref).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
         used = {os.path.realpath(file) for file in (repo / "snapshots").rglob("*") if file.is_file()}
         if not used:
             shutil.rmtree(repo)
             return
-        (repo / LISTINGS / f"{folder.name}.json").unlink(missing_ok=True)
+        if not folder.exists():
+            (repo / LISTINGS / f"{folder.name}.json").unlink(missing_ok=True)
         for blob in _entries(repo / "blobs"):
             if os.path.realpath(blob) not in used:
                 blob.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ def dataset_files(listing: Listing, suffixes: Sequence[str]) -> list[HubFile]:
     readable = [file for file in listing.files if _is_data(file.path, suffixes)]
     if not readable:
         raise _unreadable(listing, suffixes)
-    configuration, _, split = listing.name.split.rpartition("/")
+    configuration, _, split = listing.name.part.rpartition("/")
     configurations = _configurations(listing)
     if configurations:
         splits = _splits_of(_choose(listing, configurations, configuration), readable)
@@ -76,7 +76,7 @@ def dataset_files(listing: Listing, suffixes: Sequence[str]) -> list[HubFile]:
             f"{listing.name}:{configuration}{'/' if configuration else ''}{each}" for each in splits
         )
         raise NotFound(
-            f"{listing.name} has no split {listing.name.split or 'train'!r}. Splits: {names or 'none'}.",
+            f"{listing.name} has no split {listing.name.part or 'train'!r}. Splits: {names or 'none'}.",
             param="data",
         )
     return _of_one_format(found)

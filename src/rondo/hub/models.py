@@ -1,4 +1,4 @@
-"""Models by name: found in the Hugging Face cache, or downloaded into it."""
+"""Models and adapters by name: found in the Hugging Face cache, or downloaded into it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from rondo.base.errors import ModelError, Unavailable
+from rondo.base.errors import ModelError, RondoError, Unavailable
+from rondo.base.units import human_bytes
 from rondo.hub.cache import cached_commit, snapshot_folder
+from rondo.hub.gguf import choose_gguf, gguf_files, is_gguf_model
 from rondo.hub.listing import HubFile, Listing, cached_listing, request_listing
 from rondo.hub.names import HubName
 from rondo.hub.transfer import Report, fetch
@@ -20,10 +22,11 @@ COMPANION_SUFFIXES = frozenset({"", ".json", ".jinja", ".model", ".txt", ".md", 
 COMPANION_FOLDERS = ("additional_chat_templates",)
 FOREIGN_INDEXES = (".bin.index.json", ".fp16.safetensors.index.json")
 LARGEST_COMPANION = 256 << 20
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def ensure_model(name: HubName, report: Report | None = None, check: Check | None = None) -> Path:
-    """The folder of a model: from the cache without any request if it is complete there, else downloaded."""
+    """The folder or GGUF file of a model: from the cache without any request if it is complete, else downloaded."""
     found = cached_model(name)
     if found is not None:
         return found
@@ -36,10 +39,21 @@ def ensure_model(name: HubName, report: Report | None = None, check: Check | Non
         return usable
 
 
-def pull_model(name: HubName, report: Report | None = None, check: Check | None = None) -> Path:
+def pull_model(
+    name: HubName, report: Report | None = None, check: Check | None = None, *, adapters: bool = False
+) -> Path:
     """Downloads the revision's current commit, as far as it is not in the cache. `check` validates a folder that has
-    the config only, before the weights are downloaded."""
+    the config only, before the weights are downloaded; of a GGUF file it validates the complete file. With `adapters`,
+    the repository may be an adapter."""
     listing = request_listing(name)
+    if adapters and _is_adapter(listing):
+        return _pull_adapter(listing, report)
+    if _is_gguf(listing):
+        file = choose_gguf(name, listing.files)
+        path = fetch(listing, [file], report) / file.path
+        if check is not None:
+            check(path)
+        return path
     folder = fetch(listing, _headers(listing), complete=False)
     if check is not None:
         check(folder)
@@ -47,35 +61,89 @@ def pull_model(name: HubName, report: Report | None = None, check: Check | None 
 
 
 def pull_config(name: HubName) -> Path:
-    """A folder with the config and the index of the weights only, for the planner."""
+    """A folder with the config and the index of the weights only, for the planner; or a GGUF file in the cache."""
     commit = cached_commit(name)
-    if commit is not None and (snapshot_folder(name, commit) / CONFIG).is_file():
+    if commit is not None and not name.part and (snapshot_folder(name, commit) / CONFIG).is_file():
         return snapshot_folder(name, commit)
+    if (found := cached_model(name)) is not None:
+        return found
     listing = request_listing(name)
+    if _is_gguf(listing) and (name.part or listing.file(CONFIG) is None):
+        file = choose_gguf(name, listing.files)
+        raise ModelError(
+            f"The sizes of {name} are in a file of {human_bytes(file.size)}: run `{name.pull}` first, or plan the "
+            "original model, which usually has the same name without -GGUF."
+        )
     return fetch(listing, _headers(listing), complete=commit is None)
 
 
 def pull_tokenizer(name: HubName) -> Path:
-    """A folder with everything but the weights, for work with the tokenizer."""
+    """A folder with everything but the weights, for work with the tokenizer; or a GGUF file, which has both."""
     commit = cached_commit(name)
-    if commit is not None and has_tokenizer(snapshot_folder(name, commit)):
+    if commit is not None and not name.part and has_tokenizer(snapshot_folder(name, commit)):
         return snapshot_folder(name, commit)
+    if (found := cached_model(name)) is not None:
+        return found
     listing = request_listing(name)
+    if _is_gguf(listing):
+        return ensure_model(name)
     companions = [file for file in listing.files if _is_companion(file)]
     return fetch(listing, companions, complete=commit is None)
 
 
 def cached_model(name: HubName) -> Path | None:
     """The complete model in the cache. A cache filled by another program counts as complete with a config, all weights
-    and a tokenizer."""
+    and a tokenizer, or with the GGUF file."""
     listing = cached_listing(name)
     if listing is None:
         usable = _usable(name)
-        return usable if usable is not None and has_tokenizer(usable) else None
+        return usable if usable is not None and (usable.is_file() or has_tokenizer(usable)) else None
     folder = snapshot_folder(name, listing.commit)
+    if _is_gguf(listing):
+        file = choose_gguf(name, listing.files)
+        return folder / file.path if listing.is_cached([file]) else None
     if not listing.is_cached(_headers(listing)):
         return None
     return folder if listing.is_cached(model_files(listing)) else None
+
+
+def ensure_adapter(name: HubName, report: Report | None = None) -> Path:
+    """The folder of an adapter in PEFT's format: from the cache without any request if it is complete there, else
+    downloaded."""
+    commit = cached_commit(name)
+    if commit is not None:
+        folder = snapshot_folder(name, commit)
+        if all((folder / file).is_file() for file in ADAPTER):
+            return folder
+    listing = request_listing(name)
+    return _pull_adapter(listing, report)
+
+
+def _pull_adapter(listing: Listing, report: Report | None) -> Path:
+    files = [file for path in ADAPTER if (file := listing.file(path)) is not None]
+    if len(files) < len(ADAPTER):
+        missing = " and no ".join(path for path in ADAPTER if listing.file(path) is None)
+        raise ModelError(f"{listing.name} has no {missing}, so it is not an adapter in PEFT's format.")
+    return fetch(listing, files, report)
+
+
+def serving_command(name: HubName, folder: Path) -> str:
+    """The command that serves the adapter in the folder beside the base model that its config names."""
+    try:
+        config = json.loads((folder / ADAPTER[0]).read_text("utf-8"))
+        base = config.get("base_model_name_or_path") or "BASE"
+    except (OSError, ValueError, AttributeError):
+        base = "BASE"
+    return f"rondo serve {base} --lora-modules {name.repo.rpartition('/')[2]}={name}"
+
+
+def _is_gguf(listing: Listing) -> bool:
+    """Whether the name is of a GGUF file: its part selects one, or the repository has no other weights."""
+    if listing.name.part:
+        return True
+    paths = [file.path for file in listing.files]
+    other = any(path in (INDEX, SINGLE) or path.endswith(".bin") for path in paths)
+    return not other and any(map(is_gguf_model, paths))
 
 
 def _headers(listing: Listing) -> list[HubFile]:
@@ -87,6 +155,11 @@ def _headers(listing: Listing) -> list[HubFile]:
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / file).is_file() for file in TOKENIZERS)
+
+
+def has_model(path: Path) -> bool:
+    """Whether a pulled path is a model: a GGUF file, or a folder with a config. An adapter has none."""
+    return path.is_file() or (path / CONFIG).is_file()
 
 
 def has_weights(folder: Path) -> bool:
@@ -127,23 +200,26 @@ def _shards(index: Path) -> list[str]:
 
 
 def _usable(name: HubName) -> Path | None:
-    """The folder in the cache, if it has at least config and weights."""
+    """The folder in the cache, if it has at least config and weights; or the GGUF file."""
     commit = cached_commit(name)
     if commit is None:
         return None
     folder = snapshot_folder(name, commit)
-    return folder if has_weights(folder) else None
+    if not name.part and has_weights(folder):
+        return folder
+    files = gguf_files(folder)
+    try:
+        return folder / choose_gguf(name, files).path if files else None
+    except RondoError:
+        return None
 
 
 def _no_model(listing: Listing) -> ModelError:
-    name, paths = listing.name, {file.path for file in listing.files}
-    if "adapter_config.json" in paths:
-        return ModelError(
-            f"{name} is an adapter, not a model: pull its base model, and load the adapter from a folder."
-        )
-    if any(path.endswith(".gguf") for path in paths):
-        return _only_gguf(listing)
-    return ModelError(f"{name} has no {CONFIG}, so it is not a language model in the format of transformers.")
+    if _is_adapter(listing):
+        return _no_model_but_adapter(listing)
+    return ModelError(
+        f"{listing.name} has no {CONFIG}, so it is not a language model in the format of transformers."
+    )
 
 
 def _no_weights(listing: Listing, missing: list[str]) -> ModelError:
@@ -153,8 +229,6 @@ def _no_weights(listing: Listing, missing: list[str]) -> ModelError:
             f"{INDEX} of {name} names {', '.join(missing[:3])}, which the repository does not contain. "
             f"Choose another revision: {name.repo}@REVISION."
         )
-    if ".gguf" in suffixes and ".bin" not in suffixes:
-        return _only_gguf(listing)
     if suffixes & {".bin", ".pt", ".pth"}:
         return ModelError(
             f"{name} has its weights as PyTorch pickles only, which are not loaded. Choose a revision with safetensors "
@@ -166,9 +240,11 @@ def _no_weights(listing: Listing, missing: list[str]) -> ModelError:
     )
 
 
-def _only_gguf(listing: Listing) -> ModelError:
-    file = next(file.path for file in listing.files if file.path.endswith(".gguf"))
-    return ModelError(
-        f"{listing.name} has its weights as GGUF only. Pull the original model, which usually has the same name "
-        f"without -GGUF; or run `hf download {listing.name.repo} {file}` and give the path of the file."
-    )
+def _is_adapter(listing: Listing) -> bool:
+    return listing.file(CONFIG) is None and listing.file(ADAPTER[0]) is not None
+
+
+def _no_model_but_adapter(listing: Listing) -> ModelError:
+    config = [file for file in listing.files if file.path == ADAPTER[0]]
+    command = serving_command(listing.name, fetch(listing, config, complete=False))
+    return ModelError(f"{listing.name} is an adapter, not a model. Serve it beside its base model: {command}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from rondo.base.errors import Conflict, InvalidRequest, RondoError
 from rondo.base.lock import is_in_use
 from rondo.base.storage.files import storage_error
-from rondo.jobs.folders import find_job, job_folders
+from rondo.jobs.folders import find_job, job_folders, model_in
 from rondo.jobs.job import Holder, Job
 
 LOOK_SECONDS = 0.1
@@ -65,8 +65,9 @@ def check_removable(job: Job, *, force: bool = False) -> None:
 
 def check_unused(folder: Path, what: str) -> None:
     """Raise if a process serves or trains the model in the folder, or if an unfinished job needs it to resume."""
-    if not folder.is_dir():
+    if not folder.exists():
         return
+    folder = model_in(folder)
     if is_in_use(folder):
         raise Conflict(f"{what} is in use by a running server or job: end it first, or give --force.")
     if waiting := ", ".join(job.label for job in dependants(folder)):

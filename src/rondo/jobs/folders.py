@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rondo.base.errors import Conflict, InvalidRequest, NotFound, RondoError, StorageError
+from rondo.base.errors import Conflict, InvalidRequest, ModelError, NotFound, RondoError, StorageError
 from rondo.base.lock import FOREVER, locked
 from rondo.base.storage.files import read_json, storage_error, write_json
+from rondo.base.storage.gguf import gguf_in, is_gguf
 from rondo.base.storage.home import jobs_dir, models_dir
 
 SHORT = 12
@@ -27,6 +28,18 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names of jobs. A name that could be a hash prefix is not allowed, so that a text is either of the two."""
 ORIGIN = "origin.json"
 """Facts about a job that are not part of its hash: name, command, model name, start time."""
+
+
+def model_in(folder: Path) -> Path:
+    """What a server or job opens of a model's folder: the folder itself, or its GGUF file."""
+    with contextlib.suppress(ModelError):
+        return gguf_in(folder) or folder
+    return folder
+
+
+def is_model(folder: Path) -> bool:
+    """Whether the path is a GGUF file, or a folder with one or with a config.json."""
+    return is_gguf(folder) or (folder / "config.json").is_file() or model_in(folder) != folder
 
 
 def job_folders() -> list[Path]:
@@ -90,7 +103,7 @@ def name_job(folder: Path, name: str) -> None:
     affected.
     """
     check_name(name)
-    if (models_dir() / name / "config.json").is_file():
+    if is_model(models_dir() / name):
         raise Conflict(
             f"A model has the name {name!r}: choose another name for the job, so that commands can tell them apart.",
             param="name",
@@ -106,6 +119,26 @@ def name_job(folder: Path, name: str) -> None:
                     code="name_is_taken",
                 )
         update_origin(folder, name=name)
+
+
+def add_alias(folder: Path, alias: str) -> None:
+    """Adds a name under which the job's model is served, such as `ft:base:org:suffix:id`."""
+    with _naming():
+        if alias not in (known := aliases_of(folder)):
+            update_origin(folder, aliases=[*known, alias])
+
+
+def remove_alias(folder: Path, alias: str) -> None:
+    with _naming():
+        if alias in (known := aliases_of(folder)):
+            update_origin(folder, aliases=[each for each in known if each != alias])
+
+
+def aliases_of(folder: Path) -> list[str]:
+    with contextlib.suppress(RondoError):
+        origin = read_json(folder / ORIGIN)
+        return [str(each) for each in origin.get("aliases", ())] if isinstance(origin, dict) else []
+    return []
 
 
 def update_origin(folder: Path, **facts: object) -> None:
@@ -134,7 +167,7 @@ def _matching(text: str, param: str) -> list[Path]:
     if HASH.fullmatch(text):
         return [folder for folder in folders if folder.name.startswith(text.lower())]
     # The name of an unnamed job is empty, and an empty text names none.
-    named = [folder for folder in folders if text and name_of_job(folder) == text]
+    named = [folder for folder in folders if text and text in (name_of_job(folder), *aliases_of(folder))]
     if not named and re.fullmatch(r"[0-9a-fA-F]*", text):
         raise NotFound(
             f"{text!r} is not the name of a job, and too short for a hash: give {SHORTEST_PREFIX} characters of the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from rondo.base.lock import lock, open_lock
 from rondo.base.storage.files import atomic_write, read_json, storage_error, write_json
 from rondo.base.storage.hashing import sha256_json
 from rondo.base.storage.home import jobs_dir
+from rondo.base.storage.remote import files_at
 from rondo.jobs.folders import (
     ADAPTER,
     EXPORT,
@@ -28,9 +30,11 @@ from rondo.jobs.folders import (
     name_of_job,
     update_origin,
 )
+from rondo.jobs.metrics import last_rows, rows_after
 
 State = Literal["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"]
 
+CHECKPOINT = re.compile(r"step_(\d+)/manifest\.json$")
 LOCK_SECONDS = 1.0
 """Seconds of retries for a job's lock, because every check of a job's state holds the lock for an instant."""
 
@@ -230,23 +234,21 @@ class Job:
         except OSError as error:
             raise storage_error(place, error) from error
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """One row per step; incomplete lines are skipped."""
-        try:
-            lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StorageError(f"Cannot read {self.path / 'metrics.jsonl'}: {error.strerror}.") from error
-        rows = []
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-        return rows
+    def metrics(self, after: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        """One row per step, of the steps after `after`; malformed lines are skipped."""
+        return rows_after(self.path / "metrics.jsonl", after, limit)
 
     def last_metrics(self) -> dict[str, Any]:
-        rows = self.metrics()
+        rows = last_rows(self.path / "metrics.jsonl")
         return rows[-1] if rows else {}
+
+    def saved_steps(self) -> dict[int, float]:
+        """Steps of the complete checkpoints, the newest first, with the times at which they were saved."""
+        found = {}
+        for path, saved in files_at(self.checkpoints, "step_*/manifest.json").items():
+            if match := CHECKPOINT.search(path):
+                found[int(match[1])] = saved
+        return dict(sorted(found.items(), reverse=True))
 
     def forget_after(self, step: int) -> None:
         """Delete the metrics of steps that will be repeated, and a line truncated by a crash."""

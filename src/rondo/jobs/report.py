@@ -169,7 +169,10 @@ def _commands(job: Job, result: Path | None) -> dict[str, str]:
     if result == job.adapter:
         base = shlex.quote(str(job.origin().get("model", "BASE")))
         adapter = shlex.quote(json.dumps({job.label: str(result)}))
-        return {"Serve with its base": f"rondo serve {base} --server.adapters={adapter}"}
+        return {
+            "Serve with its base": f"rondo serve {base} --server.adapters={adapter}",
+            "Evaluate with its base": f"rondo evaluate {base} --adapter {job.label} --data HELD_OUT.jsonl",
+        }
     return {
         "Serve": f"rondo serve {job.label}",
         "Chat": f"rondo chat {job.label}",

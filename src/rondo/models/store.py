@@ -20,6 +20,7 @@ from rondo.base.storage.hashing import sha256_file, sha256_json
 from rondo.base.storage.home import jobs_dir, models_dir
 from rondo.base.storage.paths import path_of
 from rondo.hub.cache import Snapshot, repo_of_snapshot, snapshots
+from rondo.hub.gguf import gguf_files, label_of
 from rondo.hub.models import (
     COMPANION_FOLDERS,
     LARGEST_COMPANION,
@@ -28,7 +29,7 @@ from rondo.hub.models import (
     has_weights,
     pull_model,
 )
-from rondo.hub.names import HubName, hub_name
+from rondo.hub.names import PUBLISHED, HubName, hub_name
 from rondo.jobs.folders import ADAPTER, EXPORT, SHORT, find_job, job_folders, name_of_job
 from rondo.jobs.folders import NAME as JOB_NAME
 from rondo.models import families
@@ -43,6 +44,8 @@ Report = Callable[[str, int, int], None]
 """(stage, bytes done, total bytes); a total of 0 means that the stage has no measurable progress."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TUNED = "ft:"
+"""Beginning of the names of models that fine-tuning jobs of the gateway produced."""
 COPY_BYTES = 8 << 20
 WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz"}
@@ -73,7 +76,7 @@ class Facts(Summary):
 def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
     """The folder or the GGUF file of a model: a name under `RONDO_HOME/models`, the path of a folder with a config.json
     or one GGUF file, the path of a GGUF file, the name, hash or hash prefix of a job for the model that the job
-    produced, or `ORG/NAME[@revision]` of the Hugging Face Hub, from its cache or downloaded into it."""
+    produced, or `ORG/NAME[@revision][:quantization]` of the Hugging Face Hub, from its cache or downloaded into it."""
     text = str(name_or_path)
     if NAME.fullmatch(text) and _has_config(models_dir() / text):
         _refuse_job_of_same_name(text)
@@ -83,7 +86,7 @@ def resolve(name_or_path: str | Path, report: Report | None = None) -> Path:
         return path.absolute()
     if (file := gguf_in(path)) is not None:
         return file.absolute()
-    left = _left_by_job(text) if JOB_NAME.fullmatch(text) else None
+    left = _left_by_job(text) if JOB_NAME.fullmatch(text) or text.startswith(TUNED) else None
     if left is not None:
         return left
     if path.is_dir():
@@ -112,8 +115,8 @@ def _from_hub(name: HubName, report: Report | None) -> Path:
 
 
 def pull(name: HubName, report: Report | None = None) -> Path:
-    """Downloads the current commit of a model's revision, and returns its folder."""
-    return pull_model(name, report, _check_config)
+    """Downloads the current commit of a model or adapter, and returns its folder or GGUF file."""
+    return pull_model(name, report, _check_config, adapters=True)
 
 
 def _check_config(folder: Path) -> None:
@@ -122,13 +125,11 @@ def _check_config(folder: Path) -> None:
 
 
 def _hint(text: str) -> str:
-    hub = "A model of the Hugging Face Hub has the form ORG/NAME: `rondo pull ORG/NAME`."
     near = _near(text)
-    return (
-        f"Did you mean {near}? {hub}"
-        if near
-        else f"`rondo model list` shows the models of this machine. {hub}"
-    )
+    here = f"Did you mean {near}?" if near else "`rondo model list` shows the models of this machine."
+    for name in difflib.get_close_matches(text.lower(), PUBLISHED, n=1, cutoff=0.8):
+        return f"{here} On the Hugging Face Hub {name} is {PUBLISHED[name]}: `rondo pull {PUBLISHED[name]}`."
+    return f"{here} A model of the Hugging Face Hub has the form ORG/NAME: `rondo pull ORG/NAME`."
 
 
 def _near(text: str) -> str:
@@ -176,10 +177,10 @@ def _left_by_job(prefix: str) -> Path | None:
 
 def name_of(folder: Path) -> str:
     """The default name of the model in the folder: the job's name, else its hash, for the output of a job, `ORG/NAME`
-    for a model of the Hugging Face Hub, else the folder's name. A GGUF file in `RONDO_HOME/models` has the name of its
-    folder, others their own."""
+    or `ORG/NAME:QUANTIZATION` for a model of the Hugging Face Hub, else the folder's name. A GGUF file in
+    `RONDO_HOME/models` has the name of its folder, others their own."""
     if (found := repo_of_snapshot(folder)) is not None:
-        return found[0]
+        return f"{found[0]}:{label_of(str(folder))}" if is_gguf(folder) else found[0]
     if is_gguf(folder):
         return (
             folder.parent.name
@@ -209,16 +210,25 @@ def written_at(path: Path) -> float:
 
 
 def list_pulled() -> list[Snapshot]:
-    """The models of the Hugging Face cache that Rondo can load: `name` (`ORG/NAME[@revision]`, which `resolve` takes),
-    `path`, `commit`, `disk_bytes` and `pulled` (seconds since 1970). `hub.cache.remove_snapshot(path)` removes one.
-    Caches also contain other kinds of models and unfinished downloads, which are left out."""
-    return [each for each in snapshots() if _is_loadable(each.path)]
+    """The models of the Hugging Face cache that Rondo can load: `name` (`ORG/NAME[@revision][:quantization]`, which
+    `resolve` takes), `path`, `commit`, `disk_bytes` and `pulled` (seconds since 1970). `remove_snapshot(path)` of
+    `hub.cache` removes one. Caches also contain other kinds of models and unfinished downloads, which are left out."""
+    found = []
+    for each in snapshots():
+        if has_weights(each.path) and _is_loadable(each.path):
+            found.append(each)
+        for file in gguf_files(each.path):
+            path = each.path / file.path
+            if _is_loadable(path):
+                name = f"{each.name}:{label_of(file.path)}"
+                found.append(Snapshot(name, path, each.commit, file.size, each.pulled))
+    return found
 
 
-def _is_loadable(folder: Path) -> bool:
+def _is_loadable(model: Path) -> bool:
     try:
-        families.check(read_config(folder))
-        return has_weights(folder)
+        families.check(read_config(model))
+        return True
     except ModelError:
         return False
 

@@ -8,8 +8,9 @@ from itertools import product
 from typing import Literal
 
 from rondo.base.errors import ConfigError
+from rondo.base.units import GIB
 from rondo.plan.cost.calibration import FRAGMENTATION
-from rondo.plan.cost.cluster import GIB, Cluster
+from rondo.plan.cost.cluster import Cluster
 from rondo.plan.cost.layout import Checkpointing, Layout, Policy, StepBatch
 from rondo.plan.cost.memory import everything, saved_a_layer
 from rondo.plan.cost.time import step

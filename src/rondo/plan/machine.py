@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -14,10 +15,10 @@ from typing import Literal
 
 from rondo.plan.cost.cluster import Gpu, gpu_called
 
-GIB = 2**30
 MIB = 2**20
 SMI_SECONDS = 10.0
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUPS = {"": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+"""Controllers in /proc/self/cgroup: folder of the hierarchy, and name of its limit files. Version 2 has no name."""
 MATRIX_UNITS = "amx_bf16"
 """CPU flag of instructions that multiply bf16 matrices many times as fast as fp32 ones."""
 
@@ -81,16 +82,33 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _limits() -> list[float]:
-    """Memory limits of the process's group."""
+    """Memory limits of the process's control group and of the groups that contain it."""
     found = []
-    for place in CGROUP_LIMITS:
+    for place in _limit_files():
         try:
-            text = Path(place).read_text().strip()
+            text = place.read_text().strip()
         except OSError:
             continue
         if text.isdigit():
             found.append(float(text))
     return found
+
+
+def _limit_files() -> Iterator[Path]:
+    paths = {"": "/", "memory": "/"}
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        for name in set(controllers.split(",")) & set(paths):
+            paths[name] = path
+    for name, path in paths.items():
+        root, file = CGROUPS[name]
+        group = Path(path)
+        for each in (group, *group.parents):
+            yield Path(root, str(each).lstrip("/"), file)
 
 
 def _gpu(index: int) -> Device | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rondo.base.units import human_count
+from rondo.base.units import GIB, human_count
 from rondo.plan.choice.planning import TrainingPlan
 from rondo.plan.cost.estimate import Estimate
 from rondo.plan.serving import GROUPS, Load, Serving, ServingChoice, group_size
 
-GIB = 2**30
 GB = 1e9
 
 

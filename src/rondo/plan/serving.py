@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import product
 
 from rondo.base.errors import ConfigError
+from rondo.base.units import GIB
 from rondo.plan.cost import calibration as known
 from rondo.plan.cost.cluster import Cluster
 from rondo.plan.sizes.model import ModelShape
@@ -387,8 +388,8 @@ def _why_not(tried: list[Replica], carried: list[Serving], cluster: Cluster, loa
         need = (least.weight_bytes + known.SERVING_FIXED_BYTES) / known.CACHE_SHARE
         where = f"over {least.tp} GPUs" if least.tp > 1 else "on one GPU"
         words = [
-            f"The weights do not fit: {where} in {least.weights} a GPU needs {need / 2**30:.0f} GiB and "
-            f"has {cluster.gpu.memory / 2**30:.0f}"
+            f"The weights do not fit: {where} in {least.weights} a GPU needs {need / GIB:.0f} GiB and "
+            f"has {cluster.gpu.memory / GIB:.0f}"
         ]
         if any(replica.weights not in DIVIDED for replica in tried):
             words.append("Quantized weights run on one GPU; tensor parallelism needs bf16")

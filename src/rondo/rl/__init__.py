@@ -18,5 +18,8 @@ their relatives; `algorithms.py` is the table of their settings.
     evaluation.py  pass@1 and pass@k on held-out prompts
     config.py      settings; settings of a folder are in its own `config.py`
 
+Over several ranks every rank runs the loop, and `update/division.py` divides model passes among them; with
+`rollout/rank_collectors.py` every rank receives all samples of a step.
+
 Read `loop.py` first, then `rollout/types.py`.
 """

@@ -45,12 +45,12 @@ class RlConfig(LoopConfig):
     task: str = Field(
         "reverse",
         examples=["reverse", "add", "sort", "guess", "calculator"],
-        description="reverse, add, sort, guess or calculator; a JSON Lines file; or "
-        "a task of your own as module:attribute",
+        description="reverse, add, sort, guess or calculator; a JSON Lines file; a data set ORG/NAME[:SPLIT] of the "
+        "Hugging Face Hub; or a task of your own as module:attribute",
     )
     grader: dict[str, Any] = Field(
         {},
-        description="grader of a task from a file, such as type=math; docs/graders.md lists the types",
+        description="grader of a task from a file or data set, such as type=math; docs/graders.md lists the types",
     )
     max_broken: int = Field(
         0, ge=0, description="malformed lines of a task file to skip before the job fails"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -28,13 +28,18 @@ from rondo.rl import evaluation
 from rondo.rl.config import RlConfig
 from rondo.rl.record.metrics import group_metrics
 from rondo.rl.record.timer import LoopTimer
-from rondo.rl.rollout.engines import collector_for, shared_engine
+from rondo.rl.rollout.engines import collector_for, shared_engine, synchronous
 from rondo.rl.rollout.requests import RolloutBatch
 from rondo.rl.rollout.types import RlStep, SampleGroup
 from rondo.rl.tasks.types import AnyTask
+from rondo.rl.update.division import RankDivision
 from rondo.rl.update.learning import Learning
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
+
+if TYPE_CHECKING:
+    from rondo.parallel.ranks.mesh import Mesh
+    from rondo.rl.rollout.replica import WeightReplica
 
 UNJUDGED_STEPS = 3
 """Steps without any judged answer after which the run ends."""
@@ -59,11 +64,25 @@ class NoAnswerJudged(RondoError):
 class Loop:
     """The RL loop. As a context manager it closes its engine and graders at the end, as `close` does."""
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, task: AnyTask, config: RlConfig) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        task: AnyTask,
+        config: RlConfig,
+        mesh: Mesh | None = None,
+        doing: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        """With a mesh, every rank makes the same calls. `doing` receives the name of each phase before it begins."""
         self.tokenizer, self.task, self.config = tokenizer, task, config
         self.max_tokens = config.max_tokens or task.max_tokens
-        self.learning = Learning(model, tokenizer, config, self.max_tokens)
-        self.collector = collector_for(self.learner, tokenizer, task, config, self.learning.company)
+        self._doing = doing
+        division = RankDivision(mesh)
+        alone = mesh is None and config.learner == "native"
+        replica = None if alone else _replica(model, task, config, division)
+        self.learning = Learning(model, tokenizer, config, self.max_tokens, division)
+        company = self.learning.company
+        self.collector = collector_for(self.learner, tokenizer, task, config, company, division, replica)
         self.learning.company.share_device(shared_engine(self.collector))
         self.observers: list[Callable[[RlStep], None]] = []
         self.steps_done = 0
@@ -86,13 +105,17 @@ class Loop:
             self.check_judged()
         self._check_idle()
         clock, number, version = LoopTimer(self.collector.graded), self.steps_done, self.version
+        self._doing(f"step {number + 1}: rollouts")
         found = self.collector.collect(number, clock)
         _check_fits(found, self.task)
+        self._doing(f"step {number + 1}: log-probabilities")
         with clock("known"):
             batches, advantages = self.learning.prepare(found.groups, number)
         self.learning.company.roles.phase("train")
+        self._doing(f"step {number + 1}: training and weight push")
         with clock("push"), self.collector.pushing(version + 1), clock("train"):
             metrics = self.learning.learn(batches, number)
+        self._doing(f"step {number + 1}: its end")
         self.steps_done += 1
         self.idle = 0 if batches else self.idle + 1
         self.collector.trained(self.steps_done)
@@ -112,6 +135,7 @@ class Loop:
         """Metrics on held-out prompts, at temperature 1. Another seed selects other prompts. `keep` receives the
         answers.
         """
+        self._doing(f"step {self.steps_done}: evaluation")
         groups = evaluation.answers(self.collector, self.task, self.config, self.max_tokens, seed)
         if keep:
             keep(self.steps_done, groups)
@@ -180,6 +204,15 @@ class Loop:
                 f"all samples of every group earned the same for {self.idle} steps: {TAUGHT_NOTHING}; "
                 "rl.most_idle sets how long to wait."
             )
+
+
+def _replica(model: Decoder, task: AnyTask, config: RlConfig, division: RankDivision) -> WeightReplica:
+    # Imported only for several ranks: it imports torch.distributed.
+    from rondo.rl.rollout.replica import WeightReplica
+
+    here = division.has_engine(config.rollout_ranks if synchronous(config, task) else "first")
+    device = model.device if division.mesh is None else division.mesh.device
+    return WeightReplica(model, config, device, here=here)
 
 
 def _check_fits(found: RolloutBatch, task: AnyTask) -> None:

@@ -7,9 +7,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rondo.base.settings.config import Section
+from rondo.parallel.config import LayoutConfig
 from rondo.train.config import AdapterConfig, OptimConfig
 
 Mode = Literal["sync", "one_step_off", "async"]
+RolloutRanks = Literal["data_parallel", "all", "first"]
 
 
 class EvalConfig(Section):
@@ -60,6 +62,21 @@ class LoopConfig(OptimConfig):
     adapter: AdapterConfig = Field(
         AdapterConfig(), description="train an adapter instead of the full weights"
     )
+
+    layout: LayoutConfig = Field(LayoutConfig(), description="parallelism of the learner over several ranks")
+    learner: Literal["native", "megatron"] = Field(
+        "native", description="native: Rondo's layers; megatron: Megatron-Core (extra megatron)"
+    )
+    rollout_ranks: RolloutRanks = Field(
+        "data_parallel",
+        description="on several ranks, the ranks that have an engine with a copy of the whole weights: the first rank "
+        "of each data-parallel replica, all ranks, or only the first rank. Asynchronous rollouts, episodes and remote "
+        "engines use the first rank",
+    )
+
+    @property
+    def kept(self) -> str | None:
+        return "float32" if self.precision else None
 
     @property
     def staleness(self) -> int:

@@ -22,6 +22,7 @@ from rondo.base.telemetry.tracing import Tracer
 from rondo.client.engine import ServedEngine
 from rondo.client.protocol.openai import ModelCard, ModelList
 from rondo.client.types import Pooling
+from rondo.engine.kv.events import CacheEvents
 from rondo.engine.weights.weight_session import WeightSession
 from rondo.models import ModelConfig
 from rondo.server.answers.prompts import Prompts
@@ -33,13 +34,14 @@ from rondo.server.routes.adapters import ADAPTER_PATHS, adapter_routes
 from rondo.server.routes.chat import chat
 from rondo.server.routes.completions import completions
 from rondo.server.routes.embeddings import Dimensions, Embedder
+from rondo.server.routes.kv_events import kv_events_route
 from rondo.server.routes.lifecycle import lifecycle_routes
 from rondo.server.routes.responses import input_tokens, responses, stored_routes
 from rondo.server.routes.rollouts import RL, rollout_routes
 from rondo.server.routes.scoring import PairScorer
 from rondo.server.routes.tokenize import detokenize, tokenize, tokenizer_info_route
 from rondo.server.routes.weights import weight_routes
-from rondo.server.served import Salts, ServedModel
+from rondo.server.served import Salts, ServedModel, Use
 from rondo.server.workers.bodies import Bodies, body_limit
 from rondo.server.workers.templates import Templates
 from rondo.text.parsing import choose_dialect
@@ -68,8 +70,10 @@ def create_app(
     config: ServerConfig,
     aliases: Iterable[str] = (),
     pooling: Pooling = "last",
+    events: CacheEvents | None = None,
 ) -> ASGIApp:
-    """Clients may request the model as `name`, which responses show, or as one of `aliases`."""
+    """Clients may request the model as `name`, which responses show, or as one of `aliases`. `events` are those of the
+    engine's prefix cache."""
     largest = config.max_body_bytes or body_limit(engine.max_model_len)
     templates = Templates(config.template_seconds, config.template_characters or 2 * largest)
     served = ServedModel(
@@ -81,7 +85,7 @@ def create_app(
         aliases=frozenset(aliases),
         max_model_len=engine.max_model_len,
         max_queued=engine.max_queued,
-        bodies=Bodies(largest, engine.max_model_len, config.body_seconds),
+        bodies=Bodies(largest, engine.max_model_len, config.body_seconds, events),
         allow_priority=config.allow_priority,
         created=int(time.time()),
         salts=Salts(config.api_key or ()),
@@ -89,7 +93,7 @@ def create_app(
     )
     embedder = Embedder(served, pooling, Dimensions.of(model, config.matryoshka))
     scorer = PairScorer(embedder)
-    session = WeightSession(engine)
+    session, use = WeightSession(engine, model.hf), Use()
     routes: list[BaseRoute] = [
         _post("/v1/chat/completions", lambda request: chat(served, request)),
         _post("/v1/responses", lambda request: responses(served, request)),
@@ -103,11 +107,12 @@ def create_app(
         *(_post(path, scorer.score) for path in ("/score", "/v1/score")),
         *(_post(path, scorer.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         *_model_routes(served),
-        *_health_routes(engine, config),
+        *_health_routes(engine, config, use),
         *lifecycle_routes(engine, served, session, config.admin_key),
         *weight_routes(session, config.admin_key),
         *adapter_routes(engine, served, config.admin_key),
         *rollout_routes(config.admin_key),
+        kv_events_route(events, config.api_key or ()),
     ]
     routes.append(openapi_route(routes))
     app: ASGIApp = Starlette(
@@ -115,7 +120,7 @@ def create_app(
         exception_handlers={RondoError: on_rondo_error, HTTPException: on_http_error, Exception: on_bug},
     )
     asked = [route for route in routes if isinstance(route, Route) and isinstance(route.endpoint, ModelApp)]
-    app = _straight(app, {route.path: route.endpoint for route in asked})
+    app = _straight(app, {route.path: route.endpoint for route in asked}, use)
     if config.api_key is not None:
         app = require_key(app, config.api_key)
     app = protect(app, config)
@@ -152,21 +157,29 @@ def _post(path: str, handler: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
     return Route(path, ModelApp(handler), methods=["POST"])
 
 
-def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp]) -> ASGIApp:
+def _straight(app: ASGIApp, posted: Mapping[str, ASGIApp], use: Use) -> ASGIApp:
     """Dispatches model routes by path alone: the router's layers have no effect on them, and each adds to the latency
     of a short request."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         straight = posted.get(scope["path"]) if scope.get("method") == "POST" else None
-        await (straight or app)(scope, receive, send)
+        if straight is None:
+            await app(scope, receive, send)
+            return
+        with use.request():
+            await straight(scope, receive, send)
 
     return answer
 
 
 def _model_routes(served: ServedModel) -> list[Route]:
+    aliases = tuple(alias for alias in sorted(served.aliases) if alias[0] not in "./~")  # folders are private
+
     def card(adapter: str | None = None) -> ModelCard:
-        name, parent = (served.name, None) if adapter is None else (adapter, served.name)
-        return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len, parent=parent)
+        facts = {"created": served.created, "max_model_len": served.max_model_len}
+        if adapter is None:
+            return ModelCard(id=served.name, aliases=aliases, **facts)
+        return ModelCard(id=adapter, parent=served.name, **facts)
 
     async def models(request: Request) -> Response:
         cards = [card(), *(card(adapter) for adapter in served.adapters)]
@@ -178,7 +191,7 @@ def _model_routes(served: ServedModel) -> list[Route]:
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]
 
 
-def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
+def _health_routes(engine: ServedEngine, config: ServerConfig, use: Use) -> list[Route]:
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"}) if engine.failure is None else of_rondo(engine.failure)
 
@@ -192,7 +205,15 @@ def _health_routes(engine: ServedEngine, config: ServerConfig) -> list[Route]:
 
     async def load(request: Request) -> Response:
         running, waiting = engine.load()
-        return JSONResponse({"server_load": running + waiting, "running": running, "waiting": waiting})
+        idle = round(use.idle_seconds, 3)
+        shown = {
+            "server_load": running + waiting,
+            "running": running,
+            "waiting": waiting,
+            "max_running": engine.max_running,
+            "idle_seconds": idle,
+        }
+        return JSONResponse(shown | engine.kv_load())
 
     async def show_metrics(request: Request) -> Response:
         # In a thread: a vLLM in another process is asked for its own.

@@ -10,6 +10,7 @@ from rondo.web.config import ListenConfig, Several
 
 
 class ServerConfig(ListenConfig):
+    port: int = Field(8001, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: Several | None = Field(
         None,
         min_length=1,
@@ -26,7 +27,10 @@ class ServerConfig(ListenConfig):
     chat_template: str | None = Field(
         None, description="Jinja file, or the template itself, instead of the model's own"
     )
-    adapters: dict[str, str] = Field({}, description="adapters to load at the start: folders by model name")
+    adapters: dict[str, str] = Field(
+        {},
+        description="adapters to load at the start, by model name: folders, jobs, or ORG/NAME of the Hub",
+    )
     max_body_bytes: int | None = Field(
         None,
         ge=1024,

@@ -43,8 +43,8 @@ from rondo.text.conversation.dialogue import Dialogue, Prompt
 from rondo.text.parsing import choose_dialect
 from rondo.web.errors import on_bug, on_http_error, on_rondo_error
 from rondo.web.http import Json, bearer_of, read_body
-from rondo.web.protocol import Protocol
 from rondo.web.run import bind, url_of
+from rondo.web.sockets.protocol import Protocol
 
 NAME = "policy"
 START_SECONDS, LOOK_SECONDS = 30.0, 0.005

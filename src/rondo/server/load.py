@@ -24,6 +24,7 @@ from rondo.engine.entrypoints.output import TextSource
 from rondo.engine.metrics.counters import RequestMetrics
 from rondo.engine.speculate.make import check_tokenizer
 from rondo.models import ModelConfig
+from rondo.models.files.adapter_folder import resolve_adapter
 from rondo.models.store import job_of, name_of, resolve
 from rondo.server.app import create_app
 from rondo.server.config import ServerConfig
@@ -47,7 +48,9 @@ def load_app(
     running, config, counts = load(folder, engine, tokenizer, name, adapters)
     metrics.registry.register(counts)
     log.info("loaded", extra={"model": name, "folder": str(folder)})
-    return create_app(running, config, tokenizer, name, server, aliases, engine.pooling), running, name
+    events = running.cache_events if isinstance(running, AsyncEngine) else None
+    app = create_app(running, config, tokenizer, name, server, aliases, engine.pooling, events)
+    return app, running, name
 
 
 def _names(folder: Path, given: str) -> list[str]:
@@ -81,14 +84,15 @@ def _vllm(
 
 
 def _folders(adapters: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Folders of the named adapters. A name of the model itself is refused: the adapter would be unreachable."""
+    """Folders of the named adapters; those of the Hub are downloaded. A name of the model itself is refused:
+    the adapter would be unreachable."""
     for name in names:
         if name in adapters:
             raise ConfigError(
                 f"{name!r} is the name of the model itself: give the adapter another.",
                 param="server.adapters",
             )
-    return {name: str(path_of(place, f"server.adapters.{name}")) for name, place in adapters.items()}
+    return {name: str(resolve_adapter(place, f"server.adapters.{name}")) for name, place in adapters.items()}
 
 
 def _with_template(tokenizer: Tokenizer, template: str | None) -> Tokenizer:

@@ -13,15 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from rondo import __version__
-from rondo.client.protocol.openai import ChatRequest, CompletionRequest, ModelCard, ModelList
-from rondo.client.protocol.responses import InputTokensRequest, ResponsesRequest
+from rondo.client.protocol.model_routes import MODEL_ROUTES
+from rondo.client.protocol.openai import ModelCard, ModelList
 from rondo.client.protocol.wire import WireModel
-from rondo.server.answers.event_schemas import ChatCompletionChunk, CompletionChunk, ResponseEvent
 from rondo.server.routes.adapters import LoadAdapter, UnloadAdapter
-from rondo.server.routes.embeddings import EmbeddingRequest
 from rondo.server.routes.lifecycle import MODES, AbortRequests
-from rondo.server.routes.scoring import RerankRequest, ScoreRequest
-from rondo.server.routes.tokenize import DetokenizeRequest, TokenizeRequest
 from rondo.server.routes.weights import FinishUpdate, InitTransfer, UpdateWeights
 
 Schema = dict[str, Any]
@@ -70,32 +66,28 @@ _ROLLOUTS: dict[str, Schema] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "after": {"type": "string"},
 }
-_SCORE = Described("How near texts are: the cosine of their vectors", ScoreRequest)
-_RERANK = Described("The documents nearest to a query", RerankRequest)
+_KV_EVENTS: dict[str, Schema] = {
+    "epoch": {"type": "string"},
+    "after": {"type": "integer", "minimum": 0, "description": "number of the latest event that was read"},
+    "piece": {"type": "integer", "minimum": 64, "maximum": 1 << 20, "description": "bytes of a prefix piece"},
+    "longest": {"type": "integer", "minimum": 1, "maximum": 1 << 16, "description": "pieces of a prompt"},
+    "wait": {"type": "integer", "minimum": 0, "maximum": 30, "description": "seconds to wait for a change"},
+}
 _FORGOTTEN = Described("Nothing: answers are not kept here", never=True)
 
 OF_THE_MODEL: dict[str, Described] = {
-    "POST /v1/chat/completions": Described("Answer a conversation", ChatRequest, event=ChatCompletionChunk),
-    "POST /v1/responses": Described("Answer, statelessly", ResponsesRequest, event=ResponseEvent),
-    "POST /v1/responses/input_tokens": Described(
-        "Count the tokens of a response's prompt", InputTokensRequest
-    ),
+    **{
+        f"POST {path}": Described(each.summary, each.body, event=each.event)
+        for path, each in MODEL_ROUTES.items()
+    },
     "GET /v1/responses/{id}": _FORGOTTEN,
     "DELETE /v1/responses/{id}": _FORGOTTEN,
     "GET /v1/responses/{id}/input_items": _FORGOTTEN,
     "POST /v1/responses/{id}/cancel": _FORGOTTEN,
-    "POST /v1/completions": Described("Continue prompts", CompletionRequest, event=CompletionChunk),
-    "POST /v1/embeddings": Described("Vectors of texts", EmbeddingRequest),
-    "POST /score": _SCORE,
-    "POST /v1/score": _SCORE,
-    "POST /rerank": _RERANK,
-    "POST /v1/rerank": _RERANK,
-    "POST /v2/rerank": _RERANK,
-    "POST /tokenize": Described("The tokens of a text or of a conversation", TokenizeRequest),
-    "POST /detokenize": Described("The text of tokens", DetokenizeRequest),
     "GET /tokenizer_info": Described("The tokenizer's settings"),
     "GET /v1/models": Described("The model and its adapters", answer=ModelList),
     "GET /v1/models/{name}": Described("One of them", answer=ModelCard),
+    "GET /v1/kv_events": Described("Prefixes that the cache stores and drops, for routers", query=_KV_EVENTS),
 }
 OPEN: dict[str, Described] = {
     "GET /health": Described("Whether the engine works"),
@@ -120,8 +112,10 @@ OF_THE_OPERATOR: dict[str, Described] = {
     ),
     "GET /weight_info": Described("The version and the state of the weights"),
     "POST /init_weight_transfer_engine": Described("Before the first update", InitTransfer, bodyless=True),
+    "GET /get_world_size": Described("Processes that a trainer's process group needs"),
+    "GET /server_info": Described("The kind of weight transfer, for trainers"),
     "POST /start_weight_update": Described("Begin an update of the weights"),
-    "POST /update_weights": Described("Weights in a folder", UpdateWeights),
+    "POST /update_weights": Described("Weights of a source, or announced tensors", UpdateWeights),
     "POST /finish_weight_update": Described("Go on with the new weights", FinishUpdate, bodyless=True),
     "POST /abort_weight_update": Described("Give the update up"),
     "POST /v1/load_lora_adapter": Described("Serve an adapter", LoadAdapter, answer=None, media=(TEXT,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,6 +122,31 @@ class ServedModel:
         sampling = body.to_sampling()
         self.check_room(body, prompts)
         return sampling
+
+
+class Use:
+    """Requests under way, for the time since the model was last used."""
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._ended = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self._active else time.monotonic() - self._ended
+
+    def touch(self) -> None:
+        """Notes a use other than a request, such as work of the durable queue."""
+        self._ended = time.monotonic()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self.touch()
 
 
 class Salts:

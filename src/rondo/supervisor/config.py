@@ -24,6 +24,29 @@ class UpConfig(Section):
         le=65535,
         description="port of the first engine, by default the gateway's plus one; ports in use are left out",
     )
+    on_demand: bool = Field(
+        True, description="start engines for further models of this machine with the first request for them"
+    )
+    memory: int | None = Field(
+        None,
+        ge=1,
+        description="memory budget of all engines in bytes; default: up.memory_share of the device",
+    )
+    memory_share: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="share of the device's memory, or of the control group's limit, as the budget of all engines",
+    )
+    idle_seconds: float = Field(
+        600.0, gt=0, description="time without a request after which an engine on demand ends"
+    )
+    load_seconds: float = Field(
+        300.0, gt=0, description="longest time that a request waits for its model to load"
+    )
+    start_seconds: float = Field(
+        900.0, gt=0, description="time in which an engine on demand must be ready after its start"
+    )
     restart_seconds: float = Field(
         0.5, gt=0, description="time before the first restart of a part; doubles with each failure in a row"
     )

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from rondo.base.errors import NotFound
 from rondo.base.process import exit_reason, kill, start
 from rondo.base.telemetry.log import get_logger
 from rondo.supervisor.config import UpConfig
-from rondo.supervisor.logs import RotatingLog, log_file
+from rondo.supervisor.logs import RotatingLog, log_file, read_log
 
 log = get_logger("rondo.supervisor")
 
@@ -21,6 +22,7 @@ STABLE_SECONDS = 60.0
 PERMANENT = frozenset([2, 3, 4])
 """Exit codes of wrong settings, unusable models and missing models: a restart would end in the same way."""
 CHUNK = 64 << 10
+LAST_BYTES, LONGEST_ERROR = 16 << 10, 500
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Part:
     env: Mapping[str, str]
     url: str = ""
     model: str = ""
+    restarted: bool = True
+    """Whether the process is started again after it ended."""
     state: str = "starting"
     """starting, running, restarting, failed or stopped"""
     pid: int | None = None
@@ -61,6 +65,12 @@ class Part:
             kill(process)
             self._thread.join()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs or is about to start."""
+        running = self._thread is not None and self._thread.is_alive()
+        return running and (self.pid is not None or self.state == "starting")
+
     def as_dict(self) -> dict[str, object]:
         names = ("name", "url", "model", "state", "pid", "since", "restarts", "ended")
         return {name: getattr(self, name) for name in names}
@@ -72,7 +82,7 @@ class Part:
             while not self._stopping.is_set():
                 begun = time.monotonic()
                 code = self._run_once(output, changed)
-                if self._stopping.is_set() or self._gives_up(code):
+                if self._stopping.is_set() or not self.restarted or self._gives_up(code):
                     break
                 failures = 1 if time.monotonic() - begun > STABLE_SECONDS else failures + 1
                 pause = min(config.restart_seconds * 2 ** (failures - 1), config.longest_restart_seconds)
@@ -120,6 +130,16 @@ class Part:
         )
         changed()
         self._stopping.wait(seconds)
+
+
+def last_error(part: str) -> str:
+    """The latest line of a part's log that states an error, as a part of a message; empty if there is none."""
+    try:
+        lines = read_log(part, None, LAST_BYTES).data.decode(errors="replace").splitlines()
+    except NotFound:
+        return ""
+    found = next((line for line in reversed(lines) if "error" in line.lower()), "")
+    return f"{found.strip()[:LONGEST_ERROR].rstrip('.')}. " if found else ""
 
 
 def _pump(source: IO[bytes], output: RotatingLog) -> None:

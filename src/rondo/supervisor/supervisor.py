@@ -14,6 +14,8 @@ from rondo.base.lock import locked
 from rondo.base.storage.files import write_json
 from rondo.base.storage.home import home
 from rondo.supervisor.config import UpConfig
+from rondo.supervisor.control import ControlEndpoint
+from rondo.supervisor.on_demand import OnDemand
 from rondo.supervisor.part import Part
 from rondo.supervisor.state import lock_file, running_state, state_file
 
@@ -21,10 +23,22 @@ LOCK_SECONDS = 1.0
 
 
 class Supervisor:
-    """Parts start together and stop in order: the first one, the gateway, finishes its requests before the engines."""
+    """Parts start together and stop in order: the first one, the gateway, finishes its requests before the engines.
+    `on_demand` is called when they have been started: it reads the catalog of models meanwhile."""
 
-    def __init__(self, parts: Sequence[Part], config: UpConfig, url: str) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        config: UpConfig,
+        url: str,
+        control: ControlEndpoint | None = None,
+        on_demand: Callable[[], OnDemand | None] = lambda: None,
+    ) -> None:
         self.parts, self.config, self.url = list(parts), config, url
+        self.on_demand: OnDemand | None = None
+        self.named = threading.Event()
+        """Set when the parts have the names of their models."""
+        self._control, self._make_on_demand = control, on_demand
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._begun = time.time()
@@ -38,10 +52,17 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             self._write_state()
-            for part in self.parts:
-                part.begin(self.config, self._changed)
-            on_start()
             try:
+                for part in self.parts:
+                    part.begin(self.config, self._changed)
+                on_start()
+                self.on_demand = self._make_on_demand()
+                if self._control is not None and self.on_demand is not None:
+                    self.on_demand.on_change = self._changed
+                    self._control.begin(self.on_demand)
+                    stack.callback(self._control.close)
+                self._write_state()
+                self.named.set()
                 self._ended.wait()
             finally:
                 self._stop_parts()
@@ -53,6 +74,8 @@ class Supervisor:
         gateway, *engines = self.parts
         gateway.end(seconds)
         ending = [threading.Thread(target=part.end, args=(seconds,)) for part in engines]
+        if self.on_demand is not None:
+            ending.append(threading.Thread(target=self.on_demand.stop))
         for thread in ending:
             thread.start()
         for thread in ending:
@@ -69,16 +92,17 @@ class Supervisor:
             self._ended.set()
 
     def _write_state(self) -> None:
+        on_demand = self.on_demand
+        further = [] if on_demand is None else on_demand.rows()
+        state = {
+            "pid": os.getpid(),
+            "url": self.url,
+            "begun": self._begun,
+            "parts": [*(part.as_dict() for part in self.parts), *further],
+            "memory": None if on_demand is None else {"budget": on_demand.budget, "used": on_demand.used},
+        }
         with self._lock, suppress(OSError):  # a full disk must not end the service
-            write_json(
-                state_file(),
-                {
-                    "pid": os.getpid(),
-                    "url": self.url,
-                    "begun": self._begun,
-                    "parts": [part.as_dict() for part in self.parts],
-                },
-            )
+            write_json(state_file(), state)
 
 
 def already_running() -> str:

@@ -53,8 +53,8 @@ class OptimConfig(MemoryConfig):
 
     until: str = Field(
         "",
-        description="condition on a metric that ends the job early, such as evaluate/loss<=1.2 or "
-        "held_out/reward/correct>=0.9",
+        description="condition on a metric that ends the job early, such as evaluate/loss<=1.2, "
+        "held_out/reward/correct>=0.9, or elapsed>=3600 for the seconds of all steps",
     )
     router_aux_loss: float | None = Field(
         None,
@@ -77,6 +77,13 @@ class OptimConfig(MemoryConfig):
             return False
         value, limit = metrics[found[1]], float(found[3])
         return value <= limit if found[2] == "<=" else value >= limit
+
+    def elapsed(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
+        """The metric `elapsed` if `until` names it: seconds of all steps, from the metrics of the step before."""
+        found = CONDITION.fullmatch(self.until)
+        if found is None or found[1] != "elapsed":
+            return {}
+        return {"elapsed": before.get("elapsed", 0.0) + seconds}
 
     def neutral(self) -> set[str]:
         return super().neutral() | (set() if self.until else {"until"})
@@ -185,6 +192,11 @@ class MetricsConfig(Section):
         "",
         description="Weights & Biases project (extra wandb); WANDB_MODE=offline logs to local files only",
     )
+    wandb_name: str = Field("", description="name of the Weights & Biases run; default: the job's")
+    wandb_entity: str = Field(
+        "", description="user or team of the Weights & Biases run; default: the login's"
+    )
+    wandb_tags: list[str] = Field([], description="tags of the Weights & Biases run")
     port: int | None = Field(
         None,
         ge=0,
@@ -200,7 +212,7 @@ class MetricsConfig(Section):
 
 
 class SamplesConfig(Section):
-    """Answers that are sampled during training, for the log, samples.jsonl and the report."""
+    """Answers sampled during training, for the log, samples.jsonl and the report."""
 
     every: int | None = Field(
         None, ge=0, description="steps between samples; default: a tenth of the steps; 0: no samples"
@@ -238,6 +250,11 @@ class TrainConfig(OptimConfig):
         gt=0,
         description="batch size in tokens, independent of the number of devices; epochs of a small data set: by "
         "default at least 32 steps an epoch of at least 8 examples",
+    )
+    examples_per_step: int | None = Field(
+        None,
+        gt=0,
+        description="batch size in examples instead of tokens_per_step, by their mean length; needs epochs",
     )
     tokens_per_microbatch: int = Field(8192, gt=0, description="maximum tokens in one forward pass")
     max_length: int = Field(
@@ -326,6 +343,8 @@ class TrainConfig(OptimConfig):
     def _counts_steps_or_epochs(self) -> TrainConfig:
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError("steps and epochs exclude each other: give one of them")
+        if self.examples_per_step is not None and "tokens_per_step" in self.model_fields_set:
+            raise ValueError("examples_per_step and tokens_per_step exclude each other: give one of them")
         return self
 
     @field_validator("profile")

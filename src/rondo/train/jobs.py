@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from rondo.base.errors import ConfigError, RondoError
+from rondo.base.errors import ConfigError, RondoError, Unavailable
 from rondo.base.storage.files import atomic_dir, write_json
 from rondo.data.batching.prefetch import Prefetch
 from rondo.jobs.job import Job, State
@@ -27,7 +27,7 @@ from rondo.parallel.ranks.crew import Paused, RankSupervisor, StoppedEarly
 from rondo.parallel.ranks.mesh import join
 from rondo.parallel.ranks.world import World
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.checkpoints.checkpoint import existing, try_place
+from rondo.train.checkpoints.checkpoint import try_place
 from rondo.train.checkpoints.export import export_checkpoint
 from rondo.train.checkpoints.reading import read_model
 from rondo.train.checkpoints.states import AVERAGE, MODEL
@@ -40,13 +40,14 @@ from rondo.train.learner.learner import Learner, Metrics
 from rondo.train.loop import Evaluate, OnResume, OnStep, export, train
 from rondo.train.metrics.sinks import telling
 from rondo.train.recipes import adapter, data
+from rondo.train.recipes.answers import TokenizedAnswers
 from rondo.train.recipes.defaults import PlannedConfig, planned
 from rondo.train.recipes.epochs import group_lengths, with_steps
 from rondo.train.recipes.registry import Recipe, RecipeInputs, recipe
 
 HOW = {
     *("name", "model", "data", "samples", "learner", "loader", "layout", "evaluate", "metrics", "profile"),
-    *("save_every", "keep", "keep_best", "best_by", "save_to", "preview"),
+    *("save_every", "keep", "keep_best", "best_by", "save_to", "preview", "examples_per_step"),
     *("on_nan", "spike", "most_faults", "stragglers"),
 }
 """Settings that do not affect the training result, and names whose targets enter the spec as hashes."""
@@ -65,6 +66,8 @@ class TrainJobPlan:
     epochs: float | None = None
     """Epochs that the steps come to, if epochs are counted."""
     tokenized: data.Tokenized | None = None
+    answers: TokenizedAnswers | None = None
+    """Tokens of the training data of preference and reward training, if they were needed to count the steps."""
     """Training data of SFT, and of pretraining if epochs are counted."""
 
 
@@ -88,13 +91,23 @@ def plan(
     shape = parse(read_config(model))
     adapter.check(kind, config.adapter, shape)
     _check_ranks(kind, config, shape, crew.world.size)
+    if config.examples_per_step is not None and not config.epochs_of(kind):
+        raise ConfigError(
+            "train.examples_per_step needs train.epochs: with train.steps, give train.tokens_per_step.",
+            param="train.examples_per_step",
+        )
     opened = opened or data.open_data(kind, config)
     tokenizer, epochs = Tokenizer.load(model), config.epochs_of(kind)
     tokenized = None
     if kind == "sft" or (kind == "pretrain" and epochs):
         tokenized = data.datasets(kind, opened.training, tokenizer, config)
+    answers = None
     if epochs:
-        config = _with_steps(kind, config, epochs, opened.training, tokenizer, tokenized)
+        if tokenized is None:
+            answers = TokenizedAnswers.of(
+                kind, config, tokenizer, (source.records for source in opened.training)
+            )
+        config = _with_steps(kind, config, epochs, opened.training, tokenized, answers)
     spec = {
         "kind": kind,
         "model": fingerprint(model),
@@ -110,7 +123,7 @@ def plan(
     }
     job = Job.of(spec, writes=crew.first, name=config.name, **origin)
     chosen = replace(chosen, config=config)
-    return TrainJobPlan(kind, config, model, opened, tokenizer, job, chosen, epochs, tokenized)
+    return TrainJobPlan(kind, config, model, opened, tokenizer, job, chosen, epochs, tokenized, answers)
 
 
 def _with_steps(
@@ -118,18 +131,20 @@ def _with_steps(
     config: TrainConfig,
     epochs: float,
     sources: Sequence[data.TrainingSource],
-    tokenizer: Tokenizer,
     tokenized: data.Tokenized | None,
+    answers: TokenizedAnswers | None,
 ) -> TrainConfig:
     weights = [source.told.weight for source in sources]
-    if tokenized is None:
-        return with_steps(config, epochs, group_lengths(kind, config, sources, tokenizer), weights)
+    if answers is not None:
+        return with_steps(config, epochs, group_lengths(answers), weights)
+    assert tokenized is not None
     longest = config.max_length if kind == "pretrain" else None
     return with_steps(config, epochs, [each.lengths for each in tokenized.datasets], weights, longest)
 
 
 def _check_ranks(kind: Kind, config: TrainConfig, model: ModelConfig, ranks: int) -> None:
-    factory.check(kind, config, model, degrees(config.layout, ranks, model))
+    found = degrees(config.layout, ranks, model)
+    factory.check(config.learner, kind, config, config.adapter, model, found)
     if ranks > 1 and config.adapter.quantize_base != "none":
         raise ConfigError(
             "4-bit weights are not sharded: train with one process, or set train.adapter.quantize_base=none.",
@@ -152,33 +167,49 @@ def run(
     """Runs the job, and returns the folder of its result. A finished job is not run again. All ranks must call this.
     `evaluate` replaces the evaluation of the config. A first Ctrl-C or a SIGTERM raises Paused after the step.
     """
-    crew, job, steps = crew or RankSupervisor(), plan.job, plan.config.steps
+    crew = crew or RankSupervisor()
+
+    def work(log: JobLog) -> Path:
+        return _run(plan, crew, log, on_step, on_resume, evaluate)
+
+    return run_job(plan.job, plan.config.steps, crew, plan.model, work)
+
+
+def run_job(job: Job, steps: int, crew: RankSupervisor, model: Path, work: Callable[[JobLog], Path]) -> Path:
+    """Runs `work` with the job's lock and log unless the job is done, and returns the folder of its result. A stop
+    signal raises Paused; an error is replaced by the one that explains it. All ranks must call this."""
     crew.doing("meeting over the job")
     if crew.first_says(job.done):
         return job.result
 
     def ended(error: BaseException) -> tuple[State, str]:
-        if isinstance(error, Paused):
-            return "paused", str(error)
-        why = error if isinstance(error, StoppedEarly) else crew.explained(error)
-        state: State = "paused" if isinstance(why, KeyboardInterrupt) else "failed"
-        return state, why.message if isinstance(why, RondoError) else repr(why)
+        why = error if isinstance(error, (StoppedEarly, Paused)) else crew.explained(error)
+        paused = isinstance(why, (KeyboardInterrupt, Paused))
+        return ("paused", str(why) or repr(why)) if paused else ("failed", _reason(why))
 
-    with working(job, steps, ended, rank=crew.world.rank, model=plan.model) as log, crew.heeding():
+    with working(job, steps, ended, rank=crew.world.rank, model=model) as log, crew.heeding():
         crew.on_hang(job.path / "hang", partial(_failed, job, steps))
         try:
-            return _run(plan, crew, log, on_step, on_resume, evaluate)
+            return work(log)
         except StoppedEarly:
             raise Paused(newest_step(job), steps, interrupted=crew.interrupted) from None
         except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, Paused):
+            if isinstance(error, Paused) or (why := crew.explained(error)) is error:
                 raise
-            raise crew.explained(error) from error
+            raise why from error
+
+
+def _reason(error: BaseException) -> str:
+    """The reason of a failure, including the cause of an engine failure, which engine clients do not receive."""
+    if not isinstance(error, RondoError):
+        return repr(error)
+    hidden = error.__cause__ if isinstance(error, Unavailable) else None
+    return error.message if hidden is None else f"{error.message} ({hidden!r})"
 
 
 def newest_step(job: Job) -> int:
     """Step of the newest checkpoint, or 0."""
-    return max((checkpoint.step for checkpoint in existing(job.checkpoints)), default=0)
+    return max(job.saved_steps(), default=0)
 
 
 def _failed(job: Job, steps: int, reason: str) -> None:
@@ -252,10 +283,10 @@ def _ready(
     torch.manual_seed((config.seed << 20) + crew.world.rank)
     crew.doing("dividing the model")
     mesh = None if alone else join(config.layout, crew.world, model.config, device)
-    learner = learner_of(config)(model, config, mesh)
+    learner = learner_of(config.learner)(model, config, mesh)
     crew.doing("reading records")
     work = RecipeInputs(config, plan.model, tokenizer, learner, plan.job.path)
-    made = recipe(plan.kind, work, plan.opened, plan.tokenized)
+    made = recipe(plan.kind, work, plan.opened, plan.tokenized, plan.answers)
     divided = mesh is not None or config.learner == "megatron"
     budget = config.tokens_per_microbatch
     evaluation = Evaluation.of(config.evaluate, tokenizer, budget, made.held_out, divided=divided)
@@ -295,15 +326,22 @@ def _leave_gathered(plan: TrainJobPlan, learner: Learner, tokenizer: Tokenizer) 
     config, job = plan.config, plan.job
     last = f"{job.checkpoints}/step_{learner.step}"
     if config.adapter.kind == "none":
-        averaged = learner.ema is not None and config.export != "last"
-        with atomic_dir(job.export, replace=True) as folder:
-            export_checkpoint(learner.model.config, last, folder, AVERAGE if averaged else MODEL)
-            tokenizer.save(folder)
-            write_json(folder / LINEAGE, lineage_of(job))
+        export_last(learner, last, tokenizer.save, job)
         return job.succeed(learner.step)
     whole = Learner(_model(plan, torch.device("cpu")), config.model_copy(update={"offload": "none"}))
     whole.load(last, learner.step)
     return _leave(plan, whole, tokenizer)
+
+
+def export_last(
+    learner: Learner, checkpoint: str, save_tokenizer: Callable[[Path], None], job: Job, **facts: float
+) -> None:
+    """Exports the weights of a checkpoint, or their average, as the config says."""
+    averaged = learner.ema is not None and learner.config.export != "last"
+    with atomic_dir(job.export, replace=True) as folder:
+        export_checkpoint(learner.model.config, checkpoint, folder, AVERAGE if averaged else MODEL)
+        save_tokenizer(folder)
+        write_json(folder / LINEAGE, lineage_of(job, **facts))
 
 
 def device_of(name: str, world: World) -> torch.device:

@@ -64,7 +64,8 @@ def train(
         if learner.step and on_resume:
             on_resume(learner.step)
         run.heed()
-        done = job is not None and learner.step > 0 and run.reached(job.last_metrics())
+        run.before = job.last_metrics() if job is not None and learner.step > 0 else {}
+        done = run.reached(run.before)
         while learner.step < config.steps and not done:
             metrics = run.step()
             if on_step:
@@ -89,6 +90,8 @@ class _Run:
     job: Job | None = None
     saved: Checkpoints | None = None
     last_saved: int = -1
+    before: Metrics = field(default_factory=dict)
+    """Metrics of the step before."""
     took: float = 0.0
     waited: float = 0.0
     """Seconds of the last step (`took`), and of the wait for its data."""
@@ -118,6 +121,8 @@ class _Run:
             return metrics | self._go_back(wrong[0])
         self.took, self.waited = metrics["seconds"], metrics["seconds/load"]
         metrics |= {"unfilled": batch.unfilled, "epochs": batch.epochs}
+        metrics |= config.elapsed(self.before, self.took)
+        self.before = metrics
         if wrong:
             self._tell("step %d left its batch out: %s", at, wrong[0])
             metrics |= {"left_out": 1.0}

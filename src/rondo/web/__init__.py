@@ -11,8 +11,8 @@ responses, error bodies in OpenAI's shape, access-log lines and spans. Torch is 
     config.py    settings that both servers have: address, connections, time-outs, logs
     exposure.py  public addresses only with keys
     hosts.py     Host and Origin checks against web pages
-    protocol.py  uvicorn's HTTP/1.1 protocol with bounded headers and time-outs
+    sockets/     connections: the HTTP/1.1 protocol, limits, half-closed clients, hang-ups
 
-A request passes through `protocol.py`, `access.py` and then a route, which reads its body with `http.py`. Read
+A request passes through `sockets/protocol.py`, `access.py` and then a route, which reads its body with `http.py`. Read
 `access.py` first.
 """

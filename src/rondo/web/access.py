@@ -6,6 +6,7 @@ during the request. The access log has no query, no headers and no text, so that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -25,7 +26,12 @@ log = get_logger("rondo.access")
 HEADER = b"x-request-id"
 IGNORED = b"x-rondo-ignored"
 GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-QUIET = frozenset(["/health", "/ping", "/ready", "/load", "/metrics", "/version"])
+QUIET = frozenset(
+    [
+        *("/health", "/ping", "/ready", "/load", "/metrics", "/version"),
+        *("/v1/health", "/v1/health/live", "/v1/health/ready", "/v1/health/keepalive"),
+    ]
+)
 """Paths that monitoring polls every few seconds are logged at debug."""
 LONGEST_PATH = 200
 
@@ -44,13 +50,13 @@ class Access:
             return
         account = RequestStats(_request_id(scope))
         answer = _Answer(send, account)
-        with bind(request_id=account.request_id), account.open():
+        with bind(request_id=account.request_id), account:
             try:
                 await self.app(scope, receive, answer)
             except Exception:
                 if answer.status and not answer.whole:
                     raise  # Nothing but the end of its connection tells that an answer is cut off.
-                errors.exception("%s %s failed", scope["method"], scope["path"])
+                errors.exception("%s %s failed", scope["method"], scope["path"][:LONGEST_PATH])
                 if not answer.status:
                     await bug()(scope, receive, answer)
             finally:
@@ -61,7 +67,12 @@ class Access:
         level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
         if self.lines and log.isEnabledFor(level):
             line = _line(scope, account, answer, ended)
-            log.log(level, ShortLine("request", lambda: short(line, account.request_id)), extra=line)
+            later = asyncio.get_running_loop().call_later
+            message = ShortLine("request", lambda: short(line, account.request_id), later)
+            # `Logger.log` would look for the caller's file and line.
+            record = logging.LogRecord(log.name, level, "", 0, message, (), None)
+            record.__dict__.update(line)
+            log.handle(record)
         if self.tracer is not None and account.samples:
             headers = {
                 name.decode("latin-1"): value.decode("latin-1")

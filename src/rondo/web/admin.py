@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
 from rondo.web.errors import error_body
-from rondo.web.http import bearer_of, read_body
+from rondo.web.http import basic_password_of, bearer_of, read_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reader = Callable[[str], object]
@@ -43,7 +43,7 @@ def refuse(request: Request, key: str | None) -> Response | None:
     """The error response for a client without the key; None if access is allowed."""
     if key is None:
         return _refusal(403, NOT_CONFIGURED, "permission_error", "admin_key_not_configured")
-    bearer = bearer_of(request.headers.raw)
+    bearer = bearer_of(request.headers.raw) or basic_password_of(request.headers.raw)
     given = request.headers["x-admin-key"].encode("latin-1") if "x-admin-key" in request.headers else bearer
     if not hmac.compare_digest(given, key.encode()):
         return _refusal(401, WRONG, "authentication_error", "invalid_admin_key")

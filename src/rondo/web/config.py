@@ -47,9 +47,19 @@ class ListenConfig(Section):
     )
 
     @property
+    def section(self) -> str:
+        """Name of these settings, for errors."""
+        return "server"
+
+    @property
     def guarded(self) -> bool:
         """Whether model routes need a key."""
         return False
+
+    @property
+    def descriptors(self) -> int:
+        """Open files that a request may need."""
+        return 1
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape."""
 
 import logging
+import math
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,7 +11,8 @@ from rondo.base.errors import InvalidRequest, Overloaded, RondoError
 
 log = logging.getLogger("rondo.server")
 
-RETRY_SECONDS = "1"
+RETRY_SECONDS = 1.0
+"""For errors that state no time."""
 KINDS = {401: "authentication_error", 404: "invalid_request_error", 405: "invalid_request_error"}
 
 
@@ -33,7 +35,10 @@ def error_body(
 
 
 def of_rondo(error: RondoError) -> JSONResponse:
-    headers = {"Retry-After": RETRY_SECONDS} if isinstance(error, Overloaded) else None
+    after: float | None = getattr(error, "after", RETRY_SECONDS if isinstance(error, Overloaded) else None)
+    headers: dict[str, str] = dict(getattr(error, "headers", {}))
+    if after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(after)))
     if isinstance(error, BodyTooLarge | BodyTimeout):
         headers = {"Connection": "close"}  # the rest of the body is not waited for
     body = error_body(error.message, error.kind, error.param, error.code)

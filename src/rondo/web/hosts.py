@@ -8,6 +8,7 @@ cannot read; their Origin header shows it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
@@ -20,27 +21,32 @@ SAFE = frozenset(["GET", "HEAD", "OPTIONS"])
 ANY = "*"
 
 
-def protect(app: ASGIApp, config: ListenConfig) -> ASGIApp:
-    """Checks Host where the server listens on loopback or names are configured, and Origin where it has no API key."""
+def protect(app: ASGIApp, config: ListenConfig, origins: Collection[str] = ()) -> ASGIApp:
+    """Checks Host where the server listens on loopback or names are configured, and Origin where it has no API key.
+    `origins` are trusted."""
     local = is_loopback(config.host)
     hosts = frozenset(name.lower().removesuffix(".") for name in config.allowed_hosts)
     check_host = (local or bool(hosts)) and ANY not in hosts
-    check_origin = not config.guarded and ANY not in hosts
+    check_origin = not config.guarded and ANY not in hosts and ANY not in origins
     if not (check_host or check_origin):
         return app
     own = hosts | {config.host.lower()}
 
+    @lru_cache(1024)
+    def by_name(host: str) -> bool:
+        return _allowed(_name(host), own)
+
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host, origin = _header(scope, b"host"), _header(scope, b"origin")
-            name = None if host is None else _name(host)
-            if check_host and host is not None and not _allowed(name, own):
+            host, origin = _headers(scope)
+            if check_host and host is not None and not by_name(host):
                 await _refusal("Host", host, "host_not_allowed")(scope, receive, send)
                 return
-            safe = scope["method"] in SAFE
-            if check_origin and origin is not None and not safe and not _trusted(origin, name, own):
-                await _refusal("Origin", origin, "origin_not_allowed")(scope, receive, send)
-                return
+            if check_origin and origin is not None and scope["method"] not in SAFE:
+                name = None if host is None else _name(host)
+                if origin not in origins and not _trusted(origin, name, own):
+                    await _refusal("Origin", origin, "origin_not_allowed")(scope, receive, send)
+                    return
         await app(scope, receive, send)
 
     return guarded
@@ -61,6 +67,7 @@ def _trusted(origin: str, host: str | None, own: Collection[str]) -> bool:
     return _allowed(name, own) or (name is not None and name == host)
 
 
+@lru_cache(1024)
 def _name(host: str) -> str | None:
     """The name or address in a Host header; None if there is none."""
     try:
@@ -73,10 +80,18 @@ def _name(host: str) -> str | None:
     return parts.hostname.removesuffix(".")
 
 
-def _header(scope: Scope, name: bytes) -> str | None:
-    """Several headers of one name are joined, and so match nothing."""
-    values = [value for given, value in scope["headers"] if given == name]
-    return b", ".join(values).decode("latin-1") if values else None
+def _headers(scope: Scope) -> tuple[str | None, str | None]:
+    """Host and Origin. Several headers of one name are joined, and so match nothing."""
+    host = origin = None
+    for name, value in scope["headers"]:
+        if name == b"host":
+            host = value if host is None else b"%s, %s" % (host, value)
+        elif name == b"origin":
+            origin = value if origin is None else b"%s, %s" % (origin, value)
+    return (
+        None if host is None else host.decode("latin-1"),
+        None if origin is None else origin.decode("latin-1"),
+    )
 
 
 def _refusal(header: str, value: str, code: str) -> JSONResponse:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,15 +20,18 @@ from starlette.types import ASGIApp
 from rondo.base.errors import ConfigError, RondoError
 from rondo.base.telemetry.log import get_logger
 from rondo.web.config import ListenConfig
-from rondo.web.connections import BoundedConnection, Connections
+from rondo.web.sockets.connections import BoundedConnection, Connections
 from rondo.web.spare_log import Sparing
 
 log = get_logger("rondo.server")
-loop_log = logging.getLogger("rondo.web.connections")
+loop_log = logging.getLogger("rondo.web.sockets.connections")
 
 SWEEP_TICKS = 10
 """Ticks of a tenth of a second between two looks at the connections."""
 
+KEEPALIVE = (30, 10, 3)
+"""Seconds without data before the first probe of a client, seconds between probes, and probes without an answer."""
+MOST_DESCRIPTORS = 65_536
 WAITING = 2048
 """Connections that wait in the system to be accepted."""
 ACCEPTED = 8
@@ -45,6 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
     # waits for the client to acknowledge the head, 40 ms on a connection that is used again.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _notice_lost_clients(listener)
     try:
         listener.bind((host, port))
         # From here on clients may connect; they are answered when the model is there.
@@ -61,10 +66,30 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _notice_lost_clients(listener: socket.socket) -> None:
+    """Accepted connections inherit these: a client whose machine or network is gone sends no end."""
+    idle, interval, probes = KEEPALIVE
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", probes)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (idle + interval * probes) * 1000)
+
+
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"
+
+
+def raise_descriptor_limit() -> None:
+    """Most systems start processes with 1,024 open files, and allow them more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Drained(Protocol):
@@ -155,7 +180,8 @@ class _Server(uvicorn.Server):
 def make_server(app: ASGIApp, config: ListenConfig, engine: Drained | None = None) -> uvicorn.Server:
     """Drains `engine` before it ends at a signal."""
     connections = Connections(
-        config.max_connections, config.max_connections_per_address, config.header_seconds
+        *(config.max_connections, config.max_connections_per_address, config.header_seconds),
+        *(config.descriptors, config.section),
     )
     for name in ("uvicorn.error", loop_log.name):
         logger = logging.getLogger(name)

@@ -1,14 +1,19 @@
-"""Weight transfer from a learner to engines: versions, checksums, pushes within a process and to copies.
+"""Checkpoint engine: versions of a model's weights from learners to engines.
 
-Inputs are the learner's parameters and a version number. Outputs are engines at that version: every push is
-checksummed, and an engine never serves a mixture of two versions.
+Inputs are a learner's shards with their sharding, and a version number. Outputs are engines at that version: every
+bucket is verified, and an engine never serves a mixture of two versions.
 
-    directory.py    holders of each version of each model's weights, in this process
+    publisher.py    the learner's side: registers shards, pushes versions
+    shards.py       shards under Hugging Face names, for every layout of parameters
+    manifest.py     layout of a version in a file, its buckets and checksums
+    transports/     segments in shared memory, HTTP, object stores, a trainer's broadcast
+    plan/           owner, receiver and link of every byte; simulation
+    directory/      versions and their holders with leases: in this process, or in etcd
+    service.py      `rondo weights serve`: a copy of the current version for a host
     in_place.py     push without a copy: learner and engine share the same tensors
-    staged.py       push to engines with a copy: the old version serves until the new one is complete
-    checksum.py     one checksum for a whole set of weights
-    vllm_plugin.py  weight-transfer engine inside vLLM that loads a folder of safetensors
+    staged.py       push within a process to an engine with a copy
+    vllm_plugin.py  weight-transfer engine inside vLLM
 
 The plug-in is registered by the entry point `vllm.general_plugins` and runs in vLLM's process. The package contains
-neither training nor serving logic. Read `directory.py`, then `in_place.py`.
+neither training nor serving logic. Read `publisher.py`, then `transports/segment.py`.
 """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rondo.base.errors import ConfigError
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, WeightShard
+from rondo.weights.directory import Directory, Published
 
 Shards = Callable[[], Iterable[tuple[str, Tensor]]]
 
@@ -41,6 +41,8 @@ class InPlace:
     shards: Shards
     directory: Directory
     owner: str = "learner"
+    verify: bool = False
+    """Whether a version gets a checksum: nothing is copied, so that only a defect of the memory could change it."""
     _version: int = 0
     _receivers: list[Receiver] = field(default_factory=list)
     _kept: int | None = None
@@ -69,13 +71,12 @@ class InPlace:
         return 0
 
     def finish(self) -> str:
-        """Publishes the version and lets the receivers go on with it. Returns its checksum."""
+        """Publishes the version and lets the receivers go on with it. Returns its checksum, if `verify` is set."""
         tensors = list(self.shards())
-        total = checksum(tensors)
-        shards = [
-            WeightShard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}") for name, x in tensors
-        ]
-        self.directory.publish(self.model, self._version, self.owner, shards, total)
+        total = checksum(tensors) if self.verify else ""
+        nbytes = sum(tensor.nbytes for _, tensor in tensors)
+        entry = Published(self.model, self._version, self.owner, total, nbytes, len(tensors))
+        self.directory.publish(entry)
         if self._kept is not None and self._kept != self._version:
             self.directory.withdraw(self.model, self._kept, self.owner)
         self._kept = self._version

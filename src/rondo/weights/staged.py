@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rondo.base.errors import Conflict
 from rondo.weights.checksum import checksum
-from rondo.weights.directory import Directory, WeightShard
+from rondo.weights.directory import Directory, Published
 from rondo.weights.in_place import UpdatableEngine
 
 
@@ -59,11 +59,9 @@ class Staged:
             self._spare[name], tensor.data = tensor.data, self._spare[name]
 
     def _publish(self, version: int, own: Mapping[str, Tensor], total: str) -> None:
-        shards = [
-            WeightShard(name, tuple(x.shape), str(x.dtype), f"memory:{x.data_ptr()}")
-            for name, x in own.items()
-        ]
-        self.directory.publish(self.model, version, self.owner, shards, total)
+        nbytes = sum(tensor.nbytes for _, tensor in own.items())
+        entry = Published(self.model, version, self.owner, total, nbytes, len(own))
+        self.directory.publish(entry)
         if self._kept is not None and self._kept != version:
             self.directory.withdraw(self.model, self._kept, self.owner)
         self._kept = version

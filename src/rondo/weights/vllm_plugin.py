@@ -1,14 +1,15 @@
-"""Inside vLLM: a weight-transfer engine that loads a folder of safetensors by its path.
+"""Inside vLLM: a weight-transfer engine that loads a folder of safetensors by its path, or a version from a source.
 
-vLLM calls `register` in each of its processes, by the entry point group `vllm.general_plugins`. This file needs nothing
-but vLLM's own dependencies, so that it also works in an environment without the rest of Rondo.
+vLLM calls `register` in each of its processes, by the entry point group `vllm.general_plugins`. For a path this file
+needs nothing but vLLM's own dependencies, so that it also works in an environment without the rest of Rondo; sources
+are fetched by Rondo's transports.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,10 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    path: str
+    path: str = ""
     version: int | None = None
+    source: str = ""
+    """Address of a version, as of `transports/source.py`; a segment may still be written."""
 
 
 class FolderEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -67,18 +70,40 @@ class FolderEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        with whole_folder(update_info) as folder:
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
         wanted = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
         with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(path, "pt")) for path in weight_files(Path(update_info.path))
-            ]
+            files = [stack.enter_context(safe_open(path, "pt")) for path in weight_files(folder)]
             initialize_layerwise_reload(self.model)
             loaded = self.model.load_weights(_tensors(files))
             finalize_layerwise_reload(self.model, self.model_config)
         if loaded is not None and wanted - loaded:
-            raise ValueError(f"{update_info.path} has no weights for {sorted(wanted - loaded)[:3]}")
+            raise ValueError(f"{folder} has no weights for {sorted(wanted - loaded)[:3]}")
         if self.device.type == "cpu":
             repack_tied_heads(self.model)
+
+
+@contextmanager
+def whole_folder(update: UpdateInfo) -> Iterator[Path]:
+    """The folder of an update. A version from a source is complete, verified and locked until it is loaded."""
+    if not update.source:
+        yield Path(update.path)
+        return
+    try:
+        from rondo.weights.transports.source import WeightSource, fetch
+    except ImportError as error:
+        raise ValueError(
+            f"update_info.source needs Rondo in vLLM's environment ({error}): pip install --no-deps rondo-lab xxhash. "
+            "update_info.path needs nothing."
+        ) from error
+    held = fetch(WeightSource.parse(update.source), update.version)
+    try:
+        yield held.folder
+    finally:
+        held.release()
 
 
 def repack_tied_heads(model: nn.Module) -> None:

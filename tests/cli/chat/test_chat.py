@@ -50,8 +50,7 @@ def test_a_conversation(environment: dict[str, str], tmp_path: Path, chat_home: 
         terminal.type("/regenerate")
         terminal.expect("error: There is no input to answer again")
         terminal.expect("> ")
-        terminal.send("\x03")
-        terminal.expect("Ctrl-D or /exit leaves")
+        terminal.interrupt("Ctrl-D or /exit leaves")
         terminal.expect("\n> ")
         terminal.send("\x04")
         assert terminal.end() == 0

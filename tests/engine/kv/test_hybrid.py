@@ -138,11 +138,18 @@ def test_alone_is_what_transformers_says(name, models, ids, expected, tmp_path):
         assert row[0, len(prompt) :].tolist() == want
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("name", "native"), [*((name, True) for name in (*SHAPES, "three widths")), ("three widths", False)]
+    ("name", "native", "way"),
+    [
+        *((name, True, way) for name in ("qwen2", "three widths") for way in WAYS),
+        *((name, True, way) for name in SHAPES if name != "qwen2" for way in ("tight", "swapped")),
+        ("gemma2", True, "speculated"),
+        ("gemma3", True, "in pieces"),
+        ("gpt-oss", True, "roomy"),
+        *(("three widths", False, way) for way in ("roomy", "tight everywhere", "swapped")),
+    ],
 )
-def test_every_way_says_what_the_model_says_alone(name, way, native, models, ids, expected):
+def test_every_way_says_what_the_model_says_alone(name, native, way, models, ids, expected):
     llm = llm_of(models[name], **WAYS[way])
     pool, counters = llm.core.pool, llm.core.scheduler.counters
     assert len(pool.groups) == (3 if name == "three widths" else 2)

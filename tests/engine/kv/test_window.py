@@ -57,19 +57,22 @@ def test_alone_is_what_transformers_says(windowed, expected, tmp_path):
         assert row[0, len(prompt) :].tolist() == want
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
+ROOMY, IN_PIECES = {}, {"num_blocks": 12, "max_step_tokens": 5}
+SWAPPED = {"num_blocks": 8, "swap_bytes": 1 << 20, "swap_bytes_per_second": 1e18}
+OTHERS = [
+    {"num_blocks": 3, "max_num_seqs": 1},
+    {"num_blocks": 8, "prefix_cache": False},
+    {"block_size": 1, "num_blocks": 20},
+    {"block_size": 16, "num_blocks": 5},
+    {"num_blocks": 8, "speculation": "ngram", "speculation_adaptive": False},
+]
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "native"),
     [
-        {},
-        {"num_blocks": 3, "max_num_seqs": 1},
-        {"num_blocks": 8},
-        {"num_blocks": 12, "max_step_tokens": 5},
-        {"num_blocks": 8, "prefix_cache": False},
-        {"block_size": 1, "num_blocks": 20},
-        {"block_size": 16, "num_blocks": 5},
-        {"num_blocks": 8, "speculation": "ngram", "speculation_adaptive": False},
-        {"num_blocks": 8, "swap_bytes": 1 << 20, "swap_bytes_per_second": 1e18},
+        *((config, True) for config in (ROOMY, IN_PIECES, SWAPPED, *OTHERS)),
+        *((config, False) for config in (ROOMY, IN_PIECES, SWAPPED)),
     ],
     ids=str,
 )

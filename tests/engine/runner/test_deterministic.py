@@ -152,8 +152,18 @@ def by_every_way(
     return want
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("name", [*COMMON, *OTHERS])
+SHORT = [*((name, dtype) for name in COMMON for dtype in TYPES), *zip(OTHERS, [*TYPES, *TYPES], strict=True)]
+"""Each kind of the others in one of the types; `make test-long` has them in both."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if (name, dtype) in SHORT else pytest.mark.long)
+        for name in (*COMMON, *OTHERS)
+        for dtype in TYPES
+    ],
+)
 def test_every_way_gives_the_same_bits(name: str, dtype: torch.dtype) -> None:
     model = model_of(name, dtype)
     assert (core_of(model).runner.compiled is not None) == (name in COMMON)

@@ -261,7 +261,7 @@ class Walk:
                 self.device.check_swapped(r)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     blocks=st.integers(8, 24),

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from rondo.base.errors import ConfigError, RondoError, Unavailable
+from rondo.base.telemetry.activity import display
 from rondo.engine.vllm.child.process import VllmProcess, first_error
 from support.waiting import scaled
 
@@ -54,6 +55,14 @@ def test_what_it_says_when_it_ends(tmp_path):
     assert first_error(f"{warned}ValueError: no such dtype") == "ValueError: no such dtype"
     assert first_error("") == "it said nothing"
     assert first_error("api_server.py: error: unrecognized arguments: --x\n").endswith("arguments: --x")
+
+
+def test_the_start_is_an_activity_for_the_spinner(tmp_path):
+    seen = []
+    with display(seen.append), pytest.raises(RondoError):
+        start(python(tmp_path, "import sys; sys.exit('RuntimeError: no')"))
+    assert "starting vLLM" in seen
+    assert seen[-1] is None
 
 
 def test_one_that_never_answers(tmp_path):

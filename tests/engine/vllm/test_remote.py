@@ -92,7 +92,7 @@ def test_requests_are_told_and_later_ones_work(tmp_path, models):
         with pytest.raises(Unavailable, match="in the middle of this request") as lost:
             while True:
                 await anext(stream)
-        assert lost.value.code == "engine_restarting"
+        assert lost.value.code == "engine_failed"
         await waiting.until(lambda: not engine.backend.up)
         assert not engine.ready
         with pytest.raises(Unavailable, match="was killed by signal 9, and is being started again"):
@@ -158,7 +158,7 @@ def test_killed_in_a_weight_update_the_old_weights_serve(tmp_path, models):
         fake.kill()
         with pytest.raises(Unavailable) as lost:
             await update
-        assert lost.value.code == "engine_restarting"
+        assert lost.value.code == "engine_failed"
         fake.does("hangs", on=False)
         await come_back(engine, fake, 2)
         assert fake.asked()[-2:] == [

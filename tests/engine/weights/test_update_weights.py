@@ -122,17 +122,23 @@ def other_model(folder: Path) -> None:
     shutil.copytree(folder.parent.parent / "smaller", folder, dirs_exist_ok=True)
 
 
-@pytest.mark.parametrize("ranks", [("zero",), ("one",), ("zero", "one")], ids=str)
 @pytest.mark.parametrize(
-    ("spoil", "says"),
-    [(truncate, "truncated"), (shutil.rmtree, "is not a folder"), (other_model, "another model")],
+    ("ranks", "spoil", "says"),
+    [
+        (("zero",), truncate, "truncated"),
+        (("zero",), shutil.rmtree, "is not a folder"),
+        (("zero",), other_model, "another model"),
+        (("one",), truncate, "truncated"),
+        (("one",), other_model, "another model"),
+        (("zero", "one"), shutil.rmtree, "is not a folder"),
+    ],
 )
 def test_an_update_that_fails_on_any_rank_is_none(
     core: EngineCore, folder: Path, ranks: tuple[str, ...], spoil: Any, says: str
 ) -> None:
     """It goes on as it was, in the middle of an answer, and takes the next one."""
-    if core.config.tensor_parallel == 1:
-        ranks = ("zero",)
+    if core.config.tensor_parallel == 1 and ranks != ("zero",):
+        pytest.skip("one process is rank 0")
     for each in ("zero", "one"):
         shutil.rmtree(folder / each / "next", ignore_errors=True)
         shutil.copytree(folder / "1", folder / each / "next")

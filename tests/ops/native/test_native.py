@@ -19,6 +19,7 @@ QUICKEST = "draw"
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RONDO_HOME", str(tmp_path))
     monkeypatch.delenv("RONDO_NATIVE", raising=False)
+    monkeypatch.delenv("RONDO_KERNELS", raising=False)
     return tmp_path
 
 
@@ -114,3 +115,16 @@ def test_every_kernel_compiles_where_there_is_a_compiler(source):
 
 def test_all_kernels_are_compiled_ahead():
     assert set(KERNELS) == set(build.SOURCES)
+
+
+@needs_compiler
+def test_homes_share_the_folder_of_compiled_kernels(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("RONDO_KERNELS", str(tmp_path / "shared"))
+    assert library() is not None
+    (made,) = (tmp_path / "shared").glob("*.so")
+    before = made.stat()
+    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "another"))
+    monkeypatch.setattr(build, "_compile", pytest.fail)
+    assert library() is not None
+    assert made.stat().st_mtime_ns == before.st_mtime_ns
+    assert not list(tmp_path.rglob("cache/**/*.so"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallel import _launched
+from parallel import _launched, _unlucky
 from support.launch import RankFailed, fork, launch
 
 
@@ -15,18 +15,18 @@ def test_ranks_have_torchs_default_group() -> None:
 
 def test_the_rank_that_failed_is_shown() -> None:
     with pytest.raises(RankFailed, match=r"(?s)rank 1 of 2 failed.*out of luck"):
-        launch(_launched.fails, 2, 1)
+        launch(_unlucky.fails, 2, 1, backend=None)
 
 
 def test_ranks_do_not_outlive_their_time() -> None:
     with pytest.raises(RankFailed, match=r"ranks \[0\] were not done"):
-        launch(_launched.sleeps, 1, seconds=1, backend=None)
+        launch(_unlucky.sleeps, 1, seconds=1, backend=None)
 
 
 def test_forks_return_results_and_whoever_fails_ends_them() -> None:
     for found in fork(_launched.of_default_group, 2, imports=["rondo.parallel.ranks.mesh"]):
         assert found["found"] == [3.0] * 4
     with pytest.raises(RankFailed, match=r"(?s)2 ranks failed.*out of luck"):
-        fork(_launched.fails, 2, 1, imports=[])
+        fork(_unlucky.fails, 2, 1, backend=None)
     with pytest.raises(RankFailed, match="1 ranks were not done"):
-        fork(_launched.sleeps, 1, imports=[], seconds=1)
+        fork(_unlucky.sleeps, 1, seconds=1, backend=None)

@@ -33,8 +33,12 @@ ALONE: dict[str, tuple[Any, str]] = {
     "distill.weight": (0.5, "set distill.teacher"),
     "distill.discount": (0.5, "set distill.teacher"),
     "distill.reward": (True, "set distill.teacher"),
+    "engine.transport": ("http", "set engine.url"),
+    "engine.deltas": (True, "set engine.url"),
     "engine.folder": ("there", "set engine.url"),
     "engine.wait": (9.0, "set engine.url"),
+    "engine.directory": ("etcd://there:2379", "set engine.url"),
+    "engine.weights": ({"threads": 3}, "set engine.url"),
     "ray.address": ("there", "set ray.engines"),
     "ray.cpus": (2.0, "set ray.engines"),
     "ray.gpus": (1.0, "set ray.engines"),
@@ -51,6 +55,10 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"surrogate": "reinforce", "ratio": "sequence"}, "ratio means nothing to surrogate reinforce"),
     ({"rollouts": {"keep": 0, "max_bytes": 5}}, "rollouts.max_bytes is for what rollouts.keep keeps"),
     ({"algorithm": "ppo", "critic": {"warmup": 9}, "steps": 9}, "leaves the policy none of 9 steps"),
+    (
+        {"engine": {"url": ["http://a"], "transport": "folder", "directory": "etcd://there:2379"}},
+        "engine.directory is of versions in shared memory",
+    ),
     ({"pairs": {"loss": "dpo", "gamma": 0.5}}, "pairs.gamma is for pairs.loss simpo"),
     (
         {"engine": {"url": ["http://127.0.0.1:1"]}, "block_size": 1},

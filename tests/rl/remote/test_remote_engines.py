@@ -27,7 +27,9 @@ from rondo.text.bpe import train_bpe
 from rondo.train.config import AdapterConfig
 from rondo.train.recipes import adapter
 from support.far import Lengths, fleet_of
+from support.forked import SERVE
 from support.home import own_home
+from support.nursery import Nursery
 from support.ports import free_port
 from support.served import ADMIN_KEY, Served, write_model
 from support.tiny import tiny_model, tiny_tokenizer
@@ -51,8 +53,15 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(ground, tmp_path_factory.mktemp("served"), "--engine.deterministic=true").start().wait()
+def nursery() -> Iterator[Nursery]:
+    with Nursery(SERVE) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def served(ground: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    server = Served(ground, folder, "--engine.deterministic=true", nursery=nursery).start().wait()
     yield server
     server.kill()
 
@@ -63,9 +72,15 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loop_of(
-    *urls: str, folder: str = "", wait: float = 240, goal: AnyTask | None = None, **changes: object
+    *urls: str,
+    folder: str = "",
+    wait: float = 240,
+    goal: AnyTask | None = None,
+    transport: str = "auto",
+    **changes: object,
 ) -> tuple[Loop, list[RlStep]]:
-    config = CONFIG.model_copy(update={"engine": FarConfig(url=urls, folder=folder, wait=wait), **changes})
+    engine = FarConfig(url=urls, folder=folder, wait=wait, transport=transport, deltas=transport == "http")
+    config = CONFIG.model_copy(update={"engine": engine, **changes})
     loop = Loop(tiny_model(), tiny_tokenizer(), goal or Lengths(), config)
     told: list[RlStep] = []
     loop.observers.append(told.append)
@@ -80,10 +95,13 @@ def said(groups: list[SampleGroup]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_synchronous_run_is_the_one_in_place_bit_for_bit(served: Served, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "transport", "used"), [(1.0, "auto", "shm"), (0.7, "http", "http")])
+def test_a_synchronous_run_is_the_one_in_place_bit_for_bit(
+    served: Served, temperature: float, transport: str, used: str
+) -> None:
     here, told = loop_of(temperature=temperature)
-    far, other = loop_of(served.url, temperature=temperature)
+    far, other = loop_of(served.url, temperature=temperature, transport=transport)
+    assert [engine.transport for engine in fleet_of(far).engines] == [used]
     metrics = [[loop.step() for _ in range(2)] for loop in (here, far)]
     held_out = here.evaluate(), far.evaluate()
     far.close()
@@ -120,7 +138,7 @@ def test_each_token_has_its_version_and_none_is_too_old(served: Served, mode: st
 
 
 def test_the_folder_of_a_version_goes_once_the_next_is_there(served: Served, tmp_path: Path) -> None:
-    loop, _ = loop_of(served.url, folder=str(tmp_path))
+    loop, _ = loop_of(served.url, folder=str(tmp_path), transport="folder")
     first = loop.version
     for done in range(2):
         assert [folder.name for folder in tmp_path.iterdir()] == [f"version_{first + done}"]
@@ -133,8 +151,10 @@ def test_the_folder_of_a_version_goes_once_the_next_is_there(served: Served, tmp
 
 
 @pytest.fixture(scope="module")
-def killed_often(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(ground, tmp_path_factory.mktemp("mortal")).start()
+def killed_often(
+    ground: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    server = Served(ground, tmp_path_factory.mktemp("mortal"), nursery=nursery).start()
     yield server
     server.kill()
 
@@ -328,7 +348,7 @@ def test_without_ray_it_is_said_what_to_install(
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("127.0.0.1:8000", "write it as http"), ("http://a,http://a", "named twice")],
+    [("127.0.0.1:8001", "write it as http"), ("http://a,http://a", "named twice")],
 )
 def test_what_is_no_url_is_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

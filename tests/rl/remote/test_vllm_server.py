@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.vllm.fakes import Fake, make_fake
+from rondo.base.errors import ConfigError
 from rondo.client.types import GenerateRequest, SamplingParams
 from rondo.engine.config import EngineConfig
 from rondo.engine.schedule.intake import InputProcessor
@@ -41,7 +42,7 @@ def test_a_push_pauses_updates_and_resumes_and_tokens_are_generated(
     async def work() -> list[int]:
         async with AsyncVllmClient(process.socket) as client:
             server = VllmServer(client, {"id": "policy", "max_model_len": 64})  # type: ignore[arg-type]
-            await server.push(Path("/weights"), 3, waits=True)
+            await server.push({"path": "/weights"}, 3, waits=True)
             sampling = SamplingParams(max_tokens=4, temperature=1.0, detokenize=False)
             request = GenerateRequest("a", [9], sampling)
             first = InputProcessor(EngineConfig(), 64, 100, ()).samples(request, [9], None, 0.0)[0]
@@ -56,3 +57,17 @@ def test_a_push_pauses_updates_and_resumes_and_tokens_are_generated(
         ["/finish_weight_update", {"weight_version": "3"}],
         ["/resume", {}],
     ]
+
+
+def test_running_requests_are_aborted_but_not_recomputed(started: tuple[Fake, VllmProcess]) -> None:
+    fake, process = started
+
+    async def work() -> None:
+        async with AsyncVllmClient(process.socket) as client:
+            server = VllmServer(client, {"id": "policy", "max_model_len": 64})  # type: ignore[arg-type]
+            await server.push({"path": "/weights"}, 3, False, "abort")
+            with pytest.raises(ConfigError, match="to retain or abort"):
+                await server.check("recompute")
+
+    asyncio.run(asyncio.wait_for(work(), 100))
+    assert fake.asked()[1][0] == "/pause?mode=abort&clear_cache=false"

@@ -73,7 +73,7 @@ def test_vectors_are_salted(shared):
 
 def test_one_key_or_none_changes_nothing():
     for keys in ([], ["a"], ["a", "a"]):
-        with RequestStats("r", api_key="a").open():
+        with RequestStats("r", api_key="a"):
             assert Salts(keys).of(None) is None
 
 
@@ -81,9 +81,9 @@ def test_key_and_salt_are_kept_apart_and_hidden():
     salts = Salts(["a", "ab"])
     made = set()
     for key, salt in [("a", "bc"), ("ab", "c"), ("a", None), ("ab", None), ("a", "c")]:
-        with RequestStats("r", api_key=key).open():
+        with RequestStats("r", api_key=key):
             made.add(salts.of(salt))
             assert salts.of(salt) == salts.of(salt)
     assert len(made) == 5
-    with RequestStats("r", api_key="a").open():
+    with RequestStats("r", api_key="a"):
         assert Salts(["a", "ab"]).of(None) not in made  # each process has a secret of its own

@@ -57,7 +57,7 @@ def test_a_half_closed_client_gets_all_pipelined_answers(running):
 
 
 def test_a_half_closed_client_that_waits_is_probed(running, monkeypatch):
-    monkeypatch.setattr("rondo.web.half_closed.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("rondo.web.sockets.half_closed.PROBE_SECONDS", 0.01)
     body = LONG | {"n": 8}
     with closing(connect(running.url)) as connection:
         connection.sendall(request(body))
@@ -70,7 +70,7 @@ def test_a_half_closed_client_that_waits_is_probed(running, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_is_gone_is_noticed(running, stream, monkeypatch):
-    monkeypatch.setattr("rondo.web.half_closed.PROBE_SECONDS", 0.02)
+    monkeypatch.setattr("rondo.web.sockets.half_closed.PROBE_SECONDS", 0.02)
     core = running.engine.core
     connection = connect(running.url)
     connection.sendall(request(LONG | {"n": 8, "stream": stream}))

@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from support.forked import SERVE, Forked
 from support.home import own_home
+from support.nursery import Nursery
 from support.ports import free_port
+from support.waiting import scaled
 
 
 def serve(*arguments: str) -> subprocess.Popen[str]:
@@ -27,25 +31,33 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until_ready(process: subprocess.Popen[str], port: int) -> str:
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery(SERVE) as nursery:
+        yield nursery
+
+
+def wait_until_ready(process: subprocess.Popen[str] | Forked, port: int) -> str:
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + scaled(120)
     while True:
         try:
             httpx.get(url + "/ready", timeout=60).raise_for_status()
             return url
         except httpx.ConnectError:
             assert time.monotonic() < deadline
-            assert process.poll() is None, process.stderr.read()
+            if isinstance(process, Forked):
+                assert process.is_running, process.err.read_text()
+            else:
+                assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.0, 400), (60.0, 100)])
-def test_sigterm_under_load_ends_every_request_whole(model_folder, seconds, tokens):
+def test_sigterm_under_load_ends_every_request_whole(nursery, model_folder, tmp_path, seconds, tokens):
     port = free_port()
-    process = serve(
-        str(model_folder), "--port", str(port), "--max-num-seqs=8", f"--server.drain_seconds={seconds}"
-    )
+    flags = ["--port", str(port), "--max-num-seqs=8", f"--server.drain_seconds={seconds}"]
+    process = Forked(nursery, tmp_path, ["serve", str(model_folder), *flags])
     ended: list[tuple[int, dict]] = []
     try:
         url = wait_until_ready(process, port)
@@ -84,14 +96,13 @@ def test_sigterm_under_load_ends_every_request_whole(model_folder, seconds, toke
         begun.wait()
         while httpx.get(url + "/load").json()["server_load"] < 16 * 8 // 2:
             time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         for thread in threads:
-            thread.join(120)
-        assert process.wait(30) == 0
-        _, errors = process.communicate()
+            thread.join(scaled(120))
+        assert process.wait() == 0
+        errors = process.err.read_text()
     finally:
         process.kill()
-        process.communicate()
     assert len(ended) == 16
     for status, body in ended:
         if status == 200 and "choices" in body:
@@ -141,9 +152,10 @@ def test_sigterm_lets_requests_finish_and_ends_with_zero(model_folder):
         process.communicate()
 
 
-def test_a_second_sigterm_ends_at_once(model_folder):
+def test_a_second_sigterm_ends_at_once(nursery, model_folder, tmp_path):
     port = free_port()
-    process = serve(str(model_folder), "--port", str(port), "--max-num-seqs=1", "--server.drain_seconds=600")
+    flags = ["--port", str(port), "--max-num-seqs=1", "--server.drain_seconds=600"]
+    process = Forked(nursery, tmp_path, ["serve", str(model_folder), *flags])
     try:
         url = wait_until_ready(process, port)
         body = {"model": model_folder.name, "prompt": "abc", "max_tokens": 400, "ignore_eos": True, "n": 8}
@@ -158,20 +170,19 @@ def test_a_second_sigterm_ends_at_once(model_folder):
             thread.start()
         while httpx.get(url + "/load").json()["server_load"] < 16 * 8 // 2:
             time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         # It drains: it takes nothing more, and works on.
         while httpx.post(url + "/v1/completions", json=body, timeout=60).status_code != 503:
             time.sleep(0.01)
         assert httpx.get(url + "/load").json()["server_load"] > 0
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+        assert process.is_running
+        process.signal(signal.SIGTERM)
+        code = process.wait()
         for thread in threads:
-            thread.join(30)
-        _, errors = process.communicate()
+            thread.join(scaled(30))
+        errors = process.err.read_text()
     finally:
         process.kill()
-        process.communicate()
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in errors
     assert "cut off" in errors
@@ -193,7 +204,7 @@ def test_a_second_sigterm_ends_at_once(model_folder):
         (["{model}", "--engine.blok_size=3"], "block_size"),
     ],
 )
-def test_what_cannot_start_says_so_in_one_line(model_folder, arguments, says):
+def test_what_cannot_start_says_so_in_one_line(nursery, model_folder, tmp_path, arguments, says):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -201,15 +212,17 @@ def test_what_cannot_start_says_so_in_one_line(model_folder, arguments, says):
         filled = [a.format(model=model_folder, taken=port) for a in arguments]
         if "--port" not in filled:
             filled += ["--port", "0"]
-        process = serve(*filled)
-        _, errors = process.communicate(timeout=120)
+        process = Forked(nursery, tmp_path, ["serve", *filled])
+        code = process.wait()
+        errors = process.err.read_text()
     lines = [line for line in errors.splitlines() if line.strip() and not line.endswith(" ...")]
-    assert process.returncode not in (0, None)
+    assert code > 0
     assert len(lines) == 1, errors
     assert lines[0].startswith("error: ")
     assert says in lines[0]
 
 
+@pytest.mark.long
 def test_up_serves_the_demo_model_that_is_there_and_says_where(model_folder, tmp_path):
     from rondo.demo.pipeline import NAME
 

@@ -79,14 +79,15 @@ class Asking(threading.Thread):
 @pytest.mark.parametrize(("method", "verb"), VERBS)
 def test_every_verb_needs_the_admin_key(operated, running, method, verb):
     def ask(url, **headers):
-        answer = httpx.request(method, f"{url}/{verb}", headers=headers)
+        answer = httpx.request(method, f"{url}/{verb}", headers=headers, timeout=60)
         return answer.status_code, answer.json()["error"]["code"]
 
     assert ask(operated.url) == (401, "invalid_admin_key")
     assert ask(operated.url, Authorization="Bearer user") == (401, "invalid_admin_key")
     assert ask(operated.url, **{"X-Admin-Key": b"op\xe9rator"}) == (401, "invalid_admin_key")
     assert ask(running.url, Authorization="Bearer none") == (403, "admin_key_not_configured")
-    assert "--server.admin_key" in httpx.request(method, f"{running.url}/{verb}").json()["error"]["message"]
+    answer = httpx.request(method, f"{running.url}/{verb}", timeout=60)
+    assert "--server.admin_key" in answer.json()["error"]["message"]
     assert not operated.engine.is_sleeping
     assert not operated.engine.is_paused
 

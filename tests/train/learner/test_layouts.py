@@ -82,6 +82,8 @@ FOUR: list[tuple[dict[str, Any], dict[str, Any]]] = [
     # Stages balance their own layers, which one process does not: without the balancing loss.
     ({"pp": 2, "ep": 2}, TINY_MOE | {"router_aux_loss_coef": 0.0}),
 ]
+EARLY = frozenset([6, 9, 12, 18, 21, 24, 27, 33])
+"""Of FOUR, what no two ranks can have: two ways to divide at once, each way among them, and four stages."""
 EIGHT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"pp": 2, "tp": 2, "zero": 2}, {"num_hidden_layers": 4, "tie_word_embeddings": False}),
 ]
@@ -96,9 +98,17 @@ PARTS = 8
 
 
 def _parts() -> list[Any]:
+    """Most layouts of four ranks are left to `make test-long`: each costs seconds of CPU time."""
+    early = [case for number, case in enumerate(FOUR) if number in EARLY]
+    others = [case for number, case in enumerate(FOUR) if number not in EARLY]
     return [
-        pytest.param(ranks, cases[first : first + PARTS], id=f"{ranks}-{first}")
-        for ranks, cases in ((2, TWO), (4, FOUR), (8, EIGHT))
+        pytest.param(ranks, cases[first : first + PARTS], id=f"{name}-{first}", marks=marks)
+        for name, ranks, cases, marks in (
+            ("2", 2, TWO, ()),
+            ("4", 4, early, ()),
+            ("4-others", 4, others, pytest.mark.long),
+            ("8", 8, EIGHT, ()),
+        )
         for first in range(0, len(cases), PARTS)
     ]
 

@@ -51,8 +51,14 @@ def test_a_model_unlike_llama_is_refused_by_its_part(name: str) -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [{"optimizer": "muon"}, {"checkpointing": "full"}, {"logits": "chunked"}],
-    ids=lambda told: next(iter(told)),
+    [
+        {"optimizer": "muon"},
+        {"logits": "chunked"},
+        {"offload": "optimizer"},
+        {"precision": "float16"},
+        {"precision": "fp8"},
+    ],
+    ids=lambda told: "-".join(*told.items()),
 )
 def test_a_setting_that_it_does_not_have_is_refused(told: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
@@ -63,9 +69,11 @@ def test_a_setting_that_it_does_not_have_is_refused(told: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("layout", "ranks", "field"),
     [
-        ({"pp": 2}, 2, "pp"),
+        ({"pp": 2, "schedule": "gpipe"}, 2, "schedule"),
         ({"cp": 2}, 2, "cp"),
+        ({"dp": 2, "zero": 2}, 2, "zero"),
         ({"dp": 2, "zero": 3}, 2, "zero"),
+        ({"dp": 4, "zero": 1, "dp_replicate": 2}, 4, "dp_replicate"),
         ({"tp": 4}, 4, "tp"),
     ],
 )
@@ -74,6 +82,20 @@ def test_a_layout_that_it_does_not_have_is_refused(layout: dict[str, Any], ranks
     with pytest.raises(ConfigError) as error:
         check(model, OptimConfig(), degrees(LayoutConfig(**layout), ranks, model))
     assert error.value.param == f"train.layout.{field}"
+
+
+def test_stages_have_equally_many_layers() -> None:
+    model = models.parse(tiny_config(num_hidden_layers=3))
+    with pytest.raises(ConfigError, match="2 does not divide 3 layers") as error:
+        check(model, OptimConfig(), degrees(LayoutConfig(pp=2), 2, model))
+    assert error.value.param == "train.layout.pp"
+
+
+def test_memory_settings_of_megatron_core_are_accepted() -> None:
+    model = models.parse(tiny_config())
+    layout = degrees(LayoutConfig(dp=2, pp=2, zero=1), 4, model)
+    for checkpointing in ("selective", "full"):
+        check(model, OptimConfig(checkpointing=checkpointing, precision="bfloat16"), layout)
 
 
 def test_an_adapter_is_refused() -> None:
@@ -93,9 +115,9 @@ def test_a_job_that_it_does_not_do_is_refused_before_any_work(
     model = models.parse(tiny_config())
     config = TrainConfig(learner="megatron", **changes)
     with pytest.raises(ConfigError, match=f"does not train {what}") as error:
-        factory.check(kind, config, model, ONE)
+        factory.check(config.learner, kind, config, config.adapter, model, ONE)
     assert error.value.param == "train.learner"
-    factory.check(kind, config.model_copy(update={"learner": "native"}), model, ONE)
+    factory.check("native", kind, config, config.adapter, model, ONE)
 
 
 @pytest.mark.skipif(
@@ -104,5 +126,6 @@ def test_a_job_that_it_does_not_do_is_refused_before_any_work(
 def test_without_megatron_core_the_extra_is_named() -> None:
     with pytest.raises(MissingExtra, match=r"rondo-lab\[megatron\]"):
         MegatronLearner(tiny_model(), OptimConfig())
+    config = TrainConfig()
     with pytest.raises(MissingExtra):
-        factory.check("pretrain", TrainConfig(learner="megatron"), models.parse(tiny_config()), ONE)
+        factory.check("megatron", "pretrain", config, config.adapter, models.parse(tiny_config()), ONE)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rondo.parallel.layout.split import split
-from rondo.train.megatron.weights import Fused, table
+from rondo.train.megatron.weights import Fused, PipelineStage, table
 from support.tiny import TINY_BIASES, tiny_model
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
@@ -76,3 +76,17 @@ def test_gate_and_up_are_views_and_numbers_are_everybodys() -> None:
     found = torch.tensor(0.0)
     one.fill(found, dict.fromkeys(one.ours, step))
     assert found == 3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_divide_the_layers(name: str) -> None:
+    config = tiny_model(**MODELS[name]).config
+    whole = {one.ours: one for one in table(config, config.vocab_size)}
+    stages = [table(config, config.vocab_size, PipelineStage(i, 2)) for i in range(2)]
+    first, last = ([ours for one in stage for ours in one.ours] for stage in stages)
+    assert {*first, *last} == {ours for one in whole for ours in one}
+    assert {*first} & {*last} == ({"embed.weight"} if config.tied else set())
+    assert {ours for ours in last if ours.startswith("layers.")} == {
+        ours for one in whole for ours in one if ours.startswith("layers.1.")
+    }
+    assert not [one.name for stage in stages for one in stage if ".layers.1." in one.name]

@@ -40,7 +40,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = pyarrow.Table.from_pylist([{"text": text} for text in TEXTS])
     pyarrow.parquet.write_table(table, folder / "data.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RONDO_HOME", str(folder / "home"))
+        patch.setenv("RONDO_HOME", str(own_home(folder / "home")))
         prepare(
             PrepareRequest(
                 [str(folder / "data.jsonl")], folder / "model", str(folder / "shards"), part_bytes=1000

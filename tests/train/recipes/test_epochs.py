@@ -18,7 +18,7 @@ from rondo.data.batching.sampler import DocumentSampler, DocumentSpans, Position
 from rondo.data.preparation.prepare import PrepareRequest, prepare
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
-from rondo.train.recipes import data
+from rondo.train.recipes import answers, data
 from rondo.train.recipes.epochs import epoch_tokens, step_size, with_steps
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
@@ -74,6 +74,8 @@ def test_a_small_data_set_has_small_steps() -> None:
     found = with_steps(TrainConfig(), 3.0, lengths, [1.0])
     assert (found.tokens_per_step, found.steps, found.warmup) == (3125, 97, 10)
     few = with_steps(TrainConfig(), 1.0, [np.full(8, 11)], [1.0])
+    two = with_steps(TrainConfig(examples_per_step=2), 1.0, [np.full(8, 11)], [1.0])
+    assert (two.steps, two.tokens_per_step, two.examples_per_step) == (4, 20, None)
     assert (few.tokens_per_step, few.steps, few.warmup) == (80, 1, 1)
 
 
@@ -176,3 +178,18 @@ def test_data_are_read_without_torch(ground: Path) -> None:
         "data.open_data('sft', TrainConfig(data=sys.argv[1]))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(ground / "data.json")], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("preference", "dpo"), ("preference", "kto"), ("reward", "dpo")])
+def test_pairs_are_tokenized_once(
+    ground: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, loss: Any
+) -> None:
+    calls: list[object] = []
+    real = answers.tokens_of
+    monkeypatch.setattr(answers, "tokens_of", lambda *given: (calls.append(given), real(*given))[1])
+    told = config(ground, epochs=1, tokens_per_step=64, preference={"loss": loss})
+    told = told.model_copy(update={"data": str(ground / "pairs.jsonl")})
+    plan = jobs.plan(kind, told)
+    counted = len(calls)
+    jobs.run(plan)
+    assert len(calls) == counted == 2 * len(plan.opened.training[0].records)

@@ -25,6 +25,7 @@ from rondo.train.config import AdapterConfig, OptimConfig, TrainConfig
 from rondo.train.learner.learner import Learner
 from rondo.train.losses.sums import cross_entropy
 from rondo.train.recipes import adapter
+from support.home import own_home
 from support.tiny import TINY_MOE, tiny_model, tiny_tokenizer
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -120,34 +121,44 @@ def job(folder: Path, *more: str) -> list[str]:
     return [*found, "--train.steps=12", "--train.warmup=0", *more]
 
 
-@pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "home"))
-    base(tmp_path / "base")
-    assert main(job(tmp_path)) == 0
-    (found,) = Job.all()
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and data."""
+    folder = tmp_path_factory.mktemp("ground")
+    base(folder / "base")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(ground: Path) -> Job:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RONDO_HOME", str(own_home(ground / "home")))
+        assert main(job(ground)) == 0
+        (found,) = Job.all()
     return found
 
 
-def test_a_job_learns_and_leaves_an_adapter_and_a_merged_model(trained: Job, tmp_path: Path):
+def test_a_job_learns_and_leaves_an_adapter_and_a_merged_model(trained: Job, ground: Path):
     losses = [row["loss"] for row in trained.metrics()]
     assert losses[-1] < 0.5 * losses[0]
     assert trained.spec()["config"]["adapter"]["quantize_base"] == "nf4"
-    learned = load_nf4(tmp_path / "base", torch.float32, CPU)
+    learned = load_nf4(ground / "base", torch.float32, CPU)
     load_lora(learned, trained.adapter)
     exported = models.load(trained.export)
     assert parse(json.loads((trained.export / "config.json").read_text())).quantization is None
     assert not any(isinstance(module, QuantizedLinear) for module in exported.modules())
     torch.testing.assert_close(logits(exported), logits(learned), atol=2e-4, rtol=1e-4)
-    before = logits(load_nf4(tmp_path / "base", torch.float32, CPU))
+    before = logits(load_nf4(ground / "base", torch.float32, CPU))
     assert (logits(learned) - before).abs().max() > 0.1
 
 
-def test_a_stopped_job_resumes_exactly(trained: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RONDO_HOME", str(tmp_path / "other"))
+def test_a_stopped_job_resumes_exactly(
+    trained: Job, ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path)))
     spec = trained.spec()["config"]
     told = {name: value for name, value in spec.items() if name in TrainConfig.model_fields}
-    origin = {"model": str(tmp_path / "base"), "data": str(tmp_path / "data.jsonl"), "save_every": 4}
+    origin = {"model": str(ground / "base"), "data": str(ground / "data.jsonl"), "save_every": 4}
     plan = jobs.plan("sft", TrainConfig.model_validate(told | origin))
     assert plan.job.name == trained.name
 

@@ -43,18 +43,26 @@ RESERVED = frozenset(
             "DEBUG",
             "API_KEY",
             "ADMIN_KEY",
+            "WEIGHTS_KEY",
             "BASE_URL",
             "STORE_URL",
+            "JOB_REPORT",
             "OPS",
             "NATIVE",
             "CPU",
+            "KERNELS",
             "TRITON",
         ),
         *(
             "VLLM_PARENT",
             "VLLM_FOLDER",
         ),  # of a vLLM that is ours: the process with which it ends, and its files
-        *("PEERS", "BENCH_THREADS", "BENCH_TRL_MICROBATCHES"),  # of the benchmarks and the tests with peers
+        *(
+            "PEERS",
+            "RECOVERY_REPORT",
+            "BENCH_THREADS",
+            "BENCH_TRL_MICROBATCHES",
+        ),  # of the benchmarks and the tests with peers
     )
 )
 """Variables with a meaning of their own, outside the tree."""

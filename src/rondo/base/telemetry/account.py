@@ -1,7 +1,7 @@
 """Statistics of one external request: the server opens an account, and the engine writes into it.
 
-account = Account("req-1")
-with account.open():
+account = RequestStats("req-1")
+with account:
     ...    # also in tasks that are started here
 account.samples
 """
@@ -9,9 +9,7 @@ account.samples
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
 _current: ContextVar[RequestStats | None] = ContextVar("rondo_account", default=None)
@@ -60,14 +58,13 @@ class RequestStats:
     opened: float = field(default_factory=time.monotonic)
     opened_at: float = field(default_factory=time.time)
     """The same moment, on the wall's clock."""
+    _token: Token[RequestStats | None] = field(init=False, repr=False)
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+    def __enter__(self) -> None:
+        self._token = _current.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._token)
 
     def wall(self, moment: float) -> float:
         """When a moment of `time.monotonic` was."""

@@ -13,7 +13,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 from pydantic import Field
@@ -23,11 +25,16 @@ from rondo.base.telemetry.activity import undrawn
 from rondo.base.telemetry.colors import has_colors, paint
 
 _bound: ContextVar[Mapping[str, object] | None] = ContextVar("rondo_log_context", default=None)
-_NEEDS_QUOTES = re.compile(r'[\s"=]')
+_to_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_NEEDS_QUOTES = re.compile(r'[\s"=\x00-\x1f\x7f-\x9f]')
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that move the cursor or color a terminal, and line separators, except the line feed."""
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 Format = Literal["auto", "human", "json"]
+GATHER_SECONDS = 0.1
+MOST_GATHERED = 256
 LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
@@ -54,6 +61,8 @@ def setup(format: Format = "auto", level: str = "info", stream: TextIO | None = 
     handler.setFormatter(JsonFormatter() if format == "json" else _Readable(handler, format == "auto"))
     for logger in (ours, logging.getLogger()):
         for old in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
+            with contextlib.suppress(OSError, ValueError):  # standard error may have been closed
+                old.flush()
             logger.removeHandler(old)
         logger.addHandler(handler)
     ours.setLevel(level.upper())
@@ -61,22 +70,40 @@ def setup(format: Format = "auto", level: str = "info", stream: TextIO | None = 
     return handler
 
 
-@contextlib.contextmanager
-def bind(**values: object) -> Iterator[None]:
+class _Binding:
+    """A class, because a generator would cost each request twice the time."""
+
+    __slots__ = ("_token", "_values")
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def __enter__(self) -> None:
+        self._token = _bound.set({**(_bound.get() or {}), **self._values})
+
+    def __exit__(self, *error: object) -> None:
+        _bound.reset(self._token)
+
+
+def bind(**values: object) -> _Binding:
     """Adds `values` to every line logged inside the block."""
-    token = _bound.set({**(_bound.get() or {}), **values})
-    try:
-        yield
-    finally:
-        _bound.reset(token)
+    return _Binding(values)
 
 
 class ShortLine:
-    """A message with a short form for people, which replaces the fields: pieces of text, each with its style or ""."""
+    """A message with a short form for people, which replaces the fields: pieces of text, each with its style or "".
 
-    def __init__(self, text: str, short: Callable[[], Sequence[tuple[str, str]]]) -> None:
+    `later` calls a function after some seconds, such as an event loop's `call_later`: the lines of that time are
+    written together, because a system call per request costs as much as its line."""
+
+    def __init__(
+        self,
+        text: str,
+        short: Callable[[], Sequence[tuple[str, str]]],
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
         self._text = text
-        self.short = short
+        self.short, self.later = short, later
 
     def __str__(self) -> str:
         return self._text
@@ -114,7 +141,7 @@ class HumanFormatter(logging.Formatter):
         origin = "" if brief else f"{level} {record.name}  "
         line = f"{clock} {origin}{message}" + (f"  {pairs}" if pairs else "")
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + _escaped(self.formatException(record.exc_info))
         return line
 
     def _paint(self, text: str, style: str) -> str:
@@ -125,7 +152,7 @@ class JsonFormatter(logging.Formatter):
     """`{"time": ..., "level": ..., "logger": ..., "message": ..., <values>}`, times in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        stamp = _stamp(int(record.created))
         entry: dict[str, Any] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -136,7 +163,12 @@ class JsonFormatter(logging.Formatter):
             entry.setdefault(key, value)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return _escaped(_to_json(entry))
+
+
+@lru_cache(16)
+def _stamp(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -145,12 +177,46 @@ class _Handler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__(stream or sys.stderr)
         self.fixed = stream
+        self._gathered: list[str] = []
+        self._due = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.fixed is None:
             self.stream = sys.stderr
+        if isinstance(record.msg, ShortLine) and record.msg.later is not None:
+            self._gather(record, record.msg.later)
+            return
         with undrawn():
+            self._write_gathered()
             super().emit(record)
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            if self._gathered:
+                with undrawn():
+                    self._write_gathered()
+            super().flush()
+
+    def _gather(
+        self, record: logging.LogRecord, later: Callable[[float, Callable[[], None]], object]
+    ) -> None:
+        try:
+            self._gathered.append(self.format(record) + self.terminator)
+        except Exception:
+            self.handleError(record)
+            return
+        if len(self._gathered) == 1:
+            self._due = record.created + GATHER_SECONDS
+            later(GATHER_SECONDS, self.flush)
+        elif record.created > self._due or len(self._gathered) >= MOST_GATHERED:
+            self.flush()  # also if the event loop of the first line has ended
+
+    def _write_gathered(self) -> None:
+        if not self._gathered:
+            return
+        text, self._gathered = "".join(self._gathered), []
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+            self.stream.write(text)
 
 
 class _Readable(logging.Formatter):
@@ -176,11 +242,16 @@ def _values(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    return _escaped(text).replace("\n", "\\n")
+
+
+def _escaped(text: str) -> str:
+    """Text of a client in a log cannot forge lines or control a terminal."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or _NEEDS_QUOTES.search(text) else text
+    return _escaped(json.dumps(text, ensure_ascii=False)) if not text or _NEEDS_QUOTES.search(text) else text

@@ -1,12 +1,14 @@
 """Requests as OpenTelemetry spans, sent over OTLP: one a request, and in it the queue, the prompt and the answer.
 
-The spans are made when a request has ended, out of the times in its account: nothing is added to its path.
+The engine's spans are made when a request has ended, out of the times in its account: nothing is added to its path. A
+gateway begins its span with the request, because the engine's span is a child of it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError, MissingExtra
@@ -14,6 +16,7 @@ from rondo.base.telemetry.account import RequestStats, SampleStats
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
 
 NANO = 10**9
 
@@ -49,6 +52,16 @@ class Tracer:
         self._tracer = self._provider.get_tracer("rondo")
         self._propagator = TraceContextTextMapPropagator()
 
+    def begin(self, name: str, headers: Mapping[str, str], began: float) -> OpenSpan:
+        """A span in the caller's trace. `began` is of `time.time`."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        context = self._propagator.extract(dict(headers))
+        span = self._tracer.start_span(name, context, SpanKind.SERVER, start_time=_nano(began))
+        sent: dict[str, str] = {}
+        self._propagator.inject(sent, set_span_in_context(span))
+        return OpenSpan(span, sent)
+
     def record(
         self, account: RequestStats, headers: Mapping[str, str], ended: float, attributes: Mapping[str, Any]
     ) -> None:
@@ -74,6 +87,22 @@ class Tracer:
         if attributes.get("http.response.status_code", 200) >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(_nano(account.wall(ended)))
+
+
+@dataclass(frozen=True)
+class OpenSpan:
+    """A span that has not ended. `headers` continue its trace in another server."""
+
+    span: Span
+    headers: Mapping[str, str]
+
+    def end(self, attributes: Mapping[str, Any], failed: bool) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        self.span.set_attributes(dict(attributes))
+        if failed:
+            self.span.set_status(Status(StatusCode.ERROR))
+        self.span.end()
 
 
 def _phases(sample: SampleStats) -> list[tuple[str, float, float]]:

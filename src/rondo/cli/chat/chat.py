@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
         "model",
         nargs="?",
         help="a model's name, folder or job, loaded in this process, or the URL of an OpenAI-compatible server; "
-        "by default the server on port 8000 if there is one, else the newest model",
+        "by default the gateway on port 8000 or the server on port 8001, else the newest model",
     )
     parser.add_argument("--key", help="API key of the URL (RONDO_API_KEY)")
     parser.add_argument(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rondo.base.errors import NotFound
 from rondo.base.telemetry.activity import activity
 from rondo.cli.chat.speaker import Speaker
+from rondo.cli.view.fetch import fetch_model
 
 if TYPE_CHECKING:
     from rondo.cli.options.tree import RondoConfig
@@ -31,11 +32,12 @@ def open_speaker(
     """`served` is the name of the model behind a URL, by default the server's first one."""
     reason = ""
     if model is None:
-        from rondo.client.http import DEFAULT_URL
+        from rondo.client.http import DEFAULT_URL, ENGINE_URL
 
         model = running_server()
         if model is None:
-            model, reason = newest_model(), f" (the newest model; no server at {DEFAULT_URL})"
+            places = f"{DEFAULT_URL} or {ENGINE_URL}"
+            model, reason = newest_model(), f" (the newest model; no server at {places})"
     if is_url(model):
         return _remote(model, key, served)
     speaker = load_speaker(model, tree)
@@ -44,29 +46,32 @@ def open_speaker(
 
 
 def running_server() -> str | None:
-    """`RONDO_BASE_URL`, or the usual address if a server responds there."""
+    """`RONDO_BASE_URL`, or the usual address of a gateway or an engine server if it responds there."""
     import httpx
 
-    from rondo.client.http import DEFAULT_URL
+    from rondo.client.http import DEFAULT_URL, ENGINE_URL
 
-    if url := os.environ.get("RONDO_BASE_URL"):
-        return url
-    try:
-        found = httpx.get(f"{DEFAULT_URL}/v1/models", timeout=PROBE_SECONDS)
-    except httpx.HTTPError:
-        return None
-    return DEFAULT_URL if found.status_code in (200, 401) else None
+    if given := os.environ.get("RONDO_BASE_URL"):
+        return given
+    for url in (DEFAULT_URL, ENGINE_URL):
+        try:
+            found = httpx.get(f"{url}/v1/models", timeout=PROBE_SECONDS)
+        except httpx.HTTPError:
+            continue
+        if found.status_code in (200, 401):
+            return url
+    return None
 
 
 def newest_model() -> str:
-    from rondo.client.http import DEFAULT_URL
+    from rondo.client.http import DEFAULT_URL, ENGINE_URL
     from rondo.models.store import list_models, written_at
 
     models = list_models()
     if not models:
         raise NotFound(
-            f"No server responds at {DEFAULT_URL} and this machine has no model: "
-            "`rondo demo` makes one, `rondo model import FOLDER` adds one.",
+            f"No server responds at {DEFAULT_URL} or {ENGINE_URL}, and this machine has no model: "
+            "`rondo demo` trains one, `rondo pull ORG/NAME` downloads one of the Hugging Face Hub.",
             param="model",
         )
     return max(models, key=lambda model: written_at(model[1]))[0]
@@ -93,6 +98,7 @@ def _remote(url: str, key: str | None, served: str | None) -> Speaker:
 
 def load_speaker(model: str, tree: RondoConfig) -> Speaker:
     """A model of this machine, with engine and application in this process, on a private Unix socket."""
+    fetch_model(model)
     with activity("importing torch"):
         import httpx
 

@@ -82,7 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         "rondo bench serve", "Load an OpenAI server and print vLLM's figures of it.", essential=ESSENTIAL
     )
     add = parser.add_argument_group("server").add_argument
-    add("--base-url", default=None, help="where it is (RONDO_BASE_URL, else http://127.0.0.1:8000)")
+    add(
+        "--base-url",
+        default=None,
+        help="where it is (RONDO_BASE_URL, else port 8000 or 8001 of this machine)",
+    )
     add("--model", help="the model to ask for (the first that the server names)")
     add("--endpoint", default="completions", choices=["completions", "chat"], help="(completions)")
     add("--api-key", help="API key (default: RONDO_API_KEY, else OPENAI_API_KEY)")
@@ -213,11 +217,13 @@ async def _load(given: argparse.Namespace) -> tuple[list[LoadRun], dict[str, Any
 async def _server(given: argparse.Namespace) -> TargetServer:
     from dataclasses import replace
 
+    from rondo.cli.chat.source import running_server
     from rondo.client.bench.load import TargetServer, first_model, wait_until_ready
     from rondo.client.bench.prompts import Ask
     from rondo.client.bench.wire import ServerAddress
+    from rondo.client.http import DEFAULT_URL
 
-    url = given.base_url or os.environ.get("RONDO_BASE_URL") or "http://127.0.0.1:8000"
+    url = given.base_url or running_server() or DEFAULT_URL
     key = given.api_key or os.environ.get("RONDO_API_KEY") or os.environ.get("OPENAI_API_KEY")
     address = ServerAddress.of(url)
     server = TargetServer(address, given.endpoint, given.model or "", key, given.ignore_eos, given.extra_body)

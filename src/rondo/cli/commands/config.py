@@ -13,6 +13,7 @@ from rondo.cli.options.help import help_topic
 from rondo.cli.options.reference import explain, near, search
 from rondo.cli.options.tree import CommandLine, read_command_line, setting_keys
 from rondo.cli.view.table import aligned
+from rondo.jobs.folders import is_model, model_in
 
 EPILOG = """Settings: --section.key=value, RONDO_SECTION_KEY=value, or a TOML file with [section] tables.
 A later source wins: default, file, environment, flag."""
@@ -60,12 +61,11 @@ def _object(rows: list[tuple[str, object, str]], explained: bool) -> dict[str, d
 
 
 def with_planner(line: CommandLine) -> CommandLine:
-    """The settings as `rondo train sft` fills them, if the model is a folder or a stored model."""
+    """The settings as `rondo train sft` fills them, if the model is a folder, a GGUF file or a stored model."""
     train = line.config.tree.train
-    folder = next(
-        (at for at in (models_dir() / train.model, Path(train.model)) if (at / "config.json").is_file()), None
-    )
-    if not train.model or folder is None:
+    places = (models_dir() / train.model, Path(train.model)) if train.model else ()
+    folder = next((model_in(place) for place in places if is_model(place)), None)
+    if folder is None:
         return line
     from rondo.train.recipes.defaults import planned
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from rondo.base.errors import ConfigError
 from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.scopes import EVALUATE
 from rondo.cli.options.short import read_settings
-from rondo.cli.view.fetch import fetch_data, fetch_model
+from rondo.cli.subcommands.job_submit import add_submit, submitted
+from rondo.cli.view.fetch import fetch_adapters, fetch_data, fetch_model
+from rondo.jobs.attempt import report
 
 
 def run(argv: list[str]) -> int:
@@ -28,18 +31,28 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--tasks", action="append", metavar="FILE", help="JSON lines of multiple-choice and generation tasks"
     )
-    parser.add_argument("--adapter", metavar="FOLDER", help="an adapter of the model, to be measured with it")
+    parser.add_argument(
+        "--adapter",
+        metavar="ADAPTER",
+        help="an adapter to measure the model with: a folder, a job, or ORG/NAME of the Hub",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_submit(parser)
     command = read_settings(parser, argv)
     if command is None:
         return 0
     given = parser.parse_args(command.rest)
+    if given.submit and given.adapter:
+        raise ConfigError("--adapter with --submit: name the adapter as MODEL.", param="--adapter")
+    if (code := submitted("evaluate", "train", command, given)) is not None:
+        return code
     config = command.config.tree.train
     asked = {name: getattr(given, name) for name in ("data", "tasks") if getattr(given, name)}
     evaluate = config.evaluate.model_copy(update=asked)
 
     fetch_model(given.model)
     fetch_data(evaluate.data or [])
+    fetch_adapters({"--adapter": given.adapter} if given.adapter else {})
 
     with activity("importing torch"):
         from rondo.train.evaluation.evaluate import PREFIX
@@ -50,6 +63,7 @@ def run(argv: list[str]) -> int:
             config.model_copy(update={"model": given.model, "evaluate": evaluate}), given.adapter
         )
     found = {name.removeprefix(PREFIX): value for name, value in found.items()}
+    report(result=found)
     print(json.dumps(found) if given.json else _sheet(found))
     return 0
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from dataclasses import asdict, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
 from rondo.base.storage.home import models_dir
 from rondo.base.storage.paths import path_of
+from rondo.base.units import GIB
 from rondo.cli.options.arguments import VerbParser, positive_count
+from rondo.cli.options.help import columns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,8 +101,26 @@ def _train(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
         said["dry_run"] = [asdict(kind) for kind in kinds]
         words += ["", *built.lines(kinds, found.chosen)]
         fits = fits and all(kind.memory <= cluster.gpu.memory for kind in kinds)
-    print(json.dumps(said) if given.json else "\n".join(words))
+    print(json.dumps(said) if given.json else "\n".join(_fitted(words)))
     return 0 if fits else 1
+
+
+def _fitted(lines: list[str]) -> list[str]:
+    """The lines on a terminal: reasons are wrapped, and the command continues with backslashes."""
+    if not sys.stdout.isatty():
+        return lines
+    found: list[str] = []
+    for line in lines:
+        is_command, width = line.startswith("  torchrun "), columns()
+        if len(line) <= width or not (is_command or line.startswith("- ")):
+            found.append(line)
+            continue
+        indent, mark = ("    ", " \\") if is_command else ("  ", "")
+        wrapped = wrap(
+            line, width - len(mark), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        found += [f"{each}{mark}" for each in wrapped[:-1]] + wrapped[-1:]
+    return found
 
 
 def _job_lines(config: str, command: list[str], file: str, write: str | None) -> list[str]:
@@ -130,7 +152,7 @@ def _serve(given: argparse.Namespace, shape: ModelShape, cluster: Cluster) -> in
     served = plan_serving(shape, cluster, load, tp=given.tp, weights=given.weights, cache=given.kv_cache)
     title = (
         f"{shape.name}: {human_count(shape.parameters)} parameters on {cluster.gpus} x {cluster.gpu.name}, "
-        f"{cluster.gpu.memory / 2**30:.0f} GiB each"
+        f"{cluster.gpu.memory / GIB:.0f} GiB each"
     )
     said = [json.dumps(serving_object(served, load))] if given.json else serving_lines(served, load, title)
     print("\n".join(said))

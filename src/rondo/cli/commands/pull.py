@@ -1,4 +1,4 @@
-"""`rondo pull ORG/NAME[@revision]`: a model or data set of the Hugging Face Hub, into the Hugging Face cache."""
+"""`rondo pull ORG/NAME[@revision][:part]`: a model, adapter or data set of the Hugging Face Hub, into the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rondo.base.errors import ConfigError
 from rondo.base.units import human_bytes
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.view.fetch import fetch_progress
+from rondo.hub.datasets import SPLITS
 from rondo.hub.names import HubName, Kind, hub_name
 
 
@@ -19,10 +20,10 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument(
         "names",
-        metavar="ORG/NAME[@REVISION]",
+        metavar="ORG/NAME[@REVISION][:PART]",
         nargs="+",
-        help="the revision is a branch, a tag or a commit (main); of a data set, :SPLIT or :CONFIGURATION/SPLIT may "
-        "follow (train)",
+        help="the revision is a branch, a tag or a commit (main); the part is the quantization of a GGUF file "
+        "(Q4_K_M), or SPLIT or CONFIGURATION/SPLIT of a data set (train)",
     )
     parser.add_argument("--dataset", action="store_true", help="the names are data sets, not models")
     parser.epilog = (
@@ -40,21 +41,23 @@ def run(argv: list[str]) -> int:
 def _parse(text: str, kind: Kind) -> HubName:
     name = hub_name(text, kind)
     if name is None:
-        form = "ORG/NAME, ORG/NAME@REVISION" + (" or ORG/NAME:SPLIT" if kind == "dataset" else "")
-        hint = " A data set needs --dataset." if kind == "model" and hub_name(text, "dataset") else ""
-        raise ConfigError(
-            f"{text!r} is not a name of the Hugging Face Hub: write {form}.{hint}", param="names"
-        )
+        form = "ORG/NAME, ORG/NAME@REVISION or ORG/NAME:" + ("SPLIT" if kind == "dataset" else "QUANTIZATION")
+        raise ConfigError(f"{text!r} is not a name of the Hugging Face Hub: write {form}.", param="names")
+    if kind == "model" and name.part in SPLITS:
+        raise ConfigError(f"{text!r} is a data set's name. A data set needs --dataset.", param="names")
     return name
 
 
 def _pull_model(name: HubName) -> None:
-    from rondo.models.store import pull
+    from rondo.hub.models import has_model, serving_command
+    from rondo.models.store import name_of, pull, revision_of
 
     with fetch_progress(str(name)) as report:
-        folder = pull(name, report)
-    size = human_bytes(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
-    print(f"{name} ({size}, commit {folder.name[:12]}) is in\n{folder}\nServe it: rondo serve {name}")
+        path = pull(name, report)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = human_bytes(sum(file.stat().st_size for file in files))
+    print(f"{name_of(path)} ({size}, commit {revision_of(path)[:12]}) is in\n{path}")
+    print(f"Serve it: {f'rondo serve {name}' if has_model(path) else serving_command(name, path)}")
 
 
 def _pull_dataset(name: HubName) -> None:
@@ -64,7 +67,7 @@ def _pull_dataset(name: HubName) -> None:
     with fetch_progress(str(name)) as report:
         files = pull_dataset(name, SUFFIXES, report)
     size = human_bytes(sum(file.stat().st_size for file in files))
-    source = f"{name}:{name.split}" if name.split else str(name)
+    source = f"{name}:{name.part}" if name.part else str(name)
     print(
         f"{source} ({len(files)} files, {size}) is in\n{commonpath(files)}\n"
         f"Train on it: rondo train sft --data {source}"

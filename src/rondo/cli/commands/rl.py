@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from rondo.base.errors import ConfigError
 from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.emit import add_emit, emitted, explicit
 from rondo.cli.options.scopes import RL
 from rondo.cli.options.short import read_settings
-from rondo.cli.view.fetch import fetch_named_models
+from rondo.cli.subcommands.job_submit import add_submit, submitted
+from rondo.cli.view.fetch import fetch_data, fetch_named_models
+from rondo.jobs import attempt
 
 VERBS = {
     "rollouts": "rondo.cli.subcommands.rl_rollouts",
@@ -25,7 +30,10 @@ def run(argv: list[str]) -> int:
     if argv and argv[0] in VERBS:
         code: int = importlib.import_module(VERBS[argv[0]]).run(argv[1:])
         return code
-    about = "Tune a model with reinforcement learning; the same command again resumes."
+    about = (
+        "Tune a model with reinforcement learning; the same command again resumes. Several ranks: torchrun "
+        "--nproc-per-node 8 -m rondo rl ..., or the same under mpirun or srun."
+    )
     parser = VerbParser("rondo rl", about, RL)
     parser.add_argument(
         "file", nargs="?", metavar="CONFIG.toml", help="settings under [rl]; flags go over it"
@@ -37,19 +45,28 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--task",
-        help="reverse, add, sort, guess, calculator, a JSON Lines file, or module:attribute",
+        help="reverse, add, sort, guess, calculator, a JSON Lines file, a data set ORG/NAME[:SPLIT], or "
+        "module:attribute",
     )
     parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
+    add_emit(parser)
     parser.epilog = "Inspect a job: rondo rl rollouts JOB, rondo rl alarms JOB, rondo rl plot JOB."
+    add_submit(parser)
     command = read_settings(parser, _with_config(argv))
     if command is None:
         return 0
-    given = {
-        name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
-    }
+    told = parser.parse_args(command.rest)
+    if (sent := submitted("rl", "rl", command, told)) is not None:
+        return sent
+    given = {name: value for name, value in vars(told).items() if value is not None}
     if (stray := given.pop("file", None)) is not None:
         raise _stray(stray)
-    config = command.config.tree.rl.model_copy(update=given)
+    tree = command.config.tree
+    own = explicit(tree.rl, "rl", command.config.sources)
+    if (text := emitted(["rl"], given, own, tree.gateway.jobs)) is not None:
+        print(text)
+        return 0
+    config = tree.rl.model_copy(update=given)
     models = {
         "rl.model": config.model,
         "rl.critic.model": config.critic.model,
@@ -58,27 +75,43 @@ def run(argv: list[str]) -> int:
     }
     fetch_named_models(models)
 
-    from rondo.rl.tasks.registry import FILES, find
+    from rondo.parallel.ranks.world import read_world
+    from rondo.rl.tasks.files import dataset_task
+    from rondo.rl.tasks.registry import find, is_records
 
-    # A file is validated before torch is imported, so that a mistake in it is reported at once.
-    is_file = config.model and config.task.endswith(FILES)
-    task = find(config.task, config.grader, config.max_broken) if is_file else None
+    world = read_world()
+    # Records are validated before torch is imported, so that a mistake in them is reported at once.
+    task = None
+    if config.model and is_records(config.task):
+        if dataset_task(config.task) is not None:
+            fetch_data(config.task)
+        task = find(config.task, config.grader, config.max_broken)
 
     with activity("importing torch"):
         from rondo.cli.view.start import show_rl
         from rondo.cli.view.steps import follow, say_aborted, say_paused
-        from rondo.parallel.ranks.crew import Aborted, Paused
+        from rondo.parallel.ranks.crew import Aborted, Paused, together
         from rondo.rl import jobs
+        from rondo.train.jobs import device_of
 
-    plan = jobs.plan(config, task)
-    show_rl(plan)
-    run = importlib.import_module("rondo.rl.remote.ray").run if config.ray.engines else jobs.run
     try:
-        return follow(plan.job, f"rl {config.task}", config.steps, partial(run, plan))
+        with (
+            together(world, config.layout, device_of(config.device, world), "rl") as crew,
+            attempt.beating(world.rank),
+        ):
+            plan = jobs.plan(config, task, crew)
+            run: Callable[..., Path] = partial(jobs.run, crew=crew)
+            if config.ray.engines:
+                run = importlib.import_module("rondo.rl.remote.ray").run
+            if crew.first:
+                show_rl(plan)
+                return follow(plan.job, f"rl {config.task}", config.steps, partial(run, plan))
+            run(plan)
     except Paused as pause:
-        return say_paused(pause)
+        return say_paused(pause) if world.first else pause.exit_code
     except Aborted:
         return say_aborted()
+    return 0
 
 
 def _stray(word: str) -> ConfigError:

@@ -14,7 +14,7 @@ from rondo.cli.options.arguments import VerbParser
 from rondo.cli.options.flags import FLAGS
 from rondo.cli.options.short import read_short
 from rondo.cli.options.tree import RondoConfig
-from rondo.cli.view.fetch import fetch_model, fetch_named_models
+from rondo.cli.view.fetch import fetch_adapters, fetch_model, fetch_named_models
 
 if TYPE_CHECKING:
     import socket
@@ -27,7 +27,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a model's name, a folder, a job's name or hash, or ORG/NAME[@REVISION] of the Hugging Face Hub",
+        help="a model's name, a folder, a job's name or hash, or ORG/NAME[@REVISION][:QUANTIZATION] of the Hugging "
+        "Face Hub",
     )
     parser.epilog = "A flag of `vllm serve` without an effect here is refused with its replacement."
     command = read_short(parser, tuple(FLAGS), argv)
@@ -36,6 +37,7 @@ def run(argv: list[str]) -> int:
     model, tree = parser.parse_args(command.rest).model, command.config.tree
     fetch_model(model)
     fetch_named_models({"engine.draft_model": tree.engine.draft_model})
+    fetch_adapters({f"server.adapters.{name}": place for name, place in tree.server.adapters.items()})
     return serve(model, tree)
 
 
@@ -67,20 +69,25 @@ def _serve(model: str | Path, tree: RondoConfig, listener: socket.socket, url: s
     with without_collector():
         with activity("importing torch"):
             from rondo.client.engine import fault_of
+            from rondo.models.store import resolve
             from rondo.server.load import load_app
+            from rondo.server.queued import EngineWithWorker
             from rondo.web.exposure import warn_of_no_key
             from rondo.web.run import make_server, run_server
 
         app, engine, name = load_app(model, tree.engine, tree.server)
 
+    drained = EngineWithWorker(engine, app, tree.worker, tree.server, url, resolve(model))
+
     def on_start() -> None:
+        drained.start()
         log.info("serving", extra={"model": name, "url": url})
         warn_of_no_key(tree.server, listener)
         if banner:
             _print_banner(name, url)
 
     try:
-        run_server(make_server(app, tree.server, engine), listener, on_start)
+        run_server(make_server(app, tree.server, drained), listener, on_start)
         if fault := fault_of(engine):
             raise fault
     finally:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, get_args
 
 from rondo.base.telemetry.activity import activity
 from rondo.cli.options.arguments import VerbParser
+from rondo.cli.options.emit import add_emit, emitted, explicit
 from rondo.cli.options.scopes import train_scope
 from rondo.cli.options.short import read_settings
 from rondo.cli.options.verbs import run_verb
+from rondo.cli.subcommands.job_submit import add_submit, submitted
 from rondo.cli.view.fetch import fetch_data, fetch_model
+from rondo.jobs import attempt
 from rondo.train.config import Kind, TrainConfig
 
 if TYPE_CHECKING:
@@ -60,13 +63,21 @@ def _train(kind: Kind, argv: list[str]) -> int:
         "s3://; or ORG/NAME[@REVISION][:SPLIT] of the Hugging Face Hub; more than one are mixed",
     )
     parser.add_argument("--name", help="name of the job; every command accepts it in place of the hash")
+    add_submit(parser)
+    add_emit(parser)
     command = read_settings(parser, argv)
     if command is None:
         return 0
-    given = {
-        name: value for name, value in vars(parser.parse_args(command.rest)).items() if value is not None
-    }
-    config = command.config.tree.train.model_copy(update=given)
+    told = parser.parse_args(command.rest)
+    if (code := submitted(kind, "train", command, told)) is not None:
+        return code
+    given = {name: value for name, value in vars(told).items() if value is not None}
+    tree = command.config.tree
+    own = explicit(tree.train, "train", command.config.sources)
+    if (text := emitted(["train", kind], given, own, tree.gateway.jobs)) is not None:
+        print(text)
+        return 0
+    config = tree.train.model_copy(update=given)
     if config.model:
         fetch_model(config.model)
     fetch_data(config.data or [])
@@ -84,7 +95,10 @@ def _train(kind: Kind, argv: list[str]) -> int:
         from rondo.train import jobs
 
     try:
-        with together(world, config.layout, jobs.device_of(config.device, world)) as crew:
+        with (
+            attempt.beating(world.rank),
+            together(world, config.layout, jobs.device_of(config.device, world)) as crew,
+        ):
             plan = jobs.plan(kind, config, crew, opened)
             if crew.first:
                 show_training(plan)

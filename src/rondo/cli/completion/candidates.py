@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import re
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ def _of_parser(parser: VerbParser | None, before: Sequence[str], current: str) -
 def _flags(parser: VerbParser, current: str) -> Iterator[Candidate]:
     for action in parser._actions:
         for name in action.option_strings:
-            yield name, action.help or ""
+            yield name, "" if action.help in (None, SUPPRESS) else str(action.help)
     if (scope := parser.scope) is None:
         return
     known = list(scope.entries()) if current not in ("-", "--") else list(scope.essentials())

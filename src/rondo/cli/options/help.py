@@ -137,7 +137,7 @@ def _own(parser: VerbParser) -> Iterator[HelpEntry]:
             group.title or "", group.title or ""
         )
         for action in group._group_actions:
-            if action.dest != "help":
+            if action.dest != "help" and action.help != argparse.SUPPRESS:
                 yield HelpEntry(title, _flag(action), _text(action))
 
 

@@ -26,7 +26,7 @@ which are powers of 1024 in either case: `4m` and `4M` are 4,194,304.
 """
 
 VERBS: dict[str, tuple[str, SettingScope, str]] = {
-    "`rondo train`": ("train", train_scope(""), "Recipes are `pretrain`, `sft`, `preference` and `reward`."),
+    "`rondo train`": ("train", train_scope(), "Recipes are `pretrain`, `sft`, `preference` and `reward`."),
     "`rondo rl`": ("rl", RL, ""),
     "`rondo evaluate`": ("", EVALUATE, "`rondo evaluate` uses these settings of `train`:"),
     "`rondo serve`": ("engine", SERVE, "`rondo up` and `rondo bench` take the same settings."),

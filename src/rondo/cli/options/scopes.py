@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from rondo.base.errors import ConfigError
 from rondo.cli.options.flags import FLAGS, Flag
@@ -18,6 +18,7 @@ from rondo.cli.options.tree import setting_keys
 
 if TYPE_CHECKING:
     from rondo.base.settings.config_keys import SettingKey
+    from rondo.train.config import Kind
 
 LEAST_BATCH = 256
 """Tokens; a smaller number after --batch is meant as a number of records."""
@@ -64,12 +65,14 @@ class SettingScope:
     prefix: str = ""
     without: tuple[str, ...] = ()
     """Sections within `sections` that the verb does not use."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the verb that differ from those of the settings; None for a setting that the verb computes."""
     vllm: bool = False
     """Whether flags of `vllm serve` without an effect are refused with their remedy."""
 
     def settings(self) -> dict[str, SettingKey]:
         return {
-            path: key
+            path: replace(key, default=self.defaults.get(path, key.default))
             for path, key in setting_keys().items()
             if not key.sections and _within(path, self.sections) and not _within(path, self.without)
         }
@@ -196,16 +199,30 @@ _TRAIN_FLAGS = {
 }
 
 
-def train_scope(kind: str) -> SettingScope:
-    """Settings of `rondo train KIND`; those of other recipes are left out."""
-    own = {
+def train_scope(kind: Kind | None = None) -> SettingScope:
+    """Settings of `rondo train KIND` with its defaults; those of other recipes are left out."""
+    own: dict[str | None, tuple[str, ...]] = {
         "preference": ("train.preference.loss", "train.preference.beta"),
         "reward": ("train.reward.center",),
     }
     groups = {"recipe": own[kind], **_TRAIN_GROUPS} if kind in own else _TRAIN_GROUPS
     others = tuple(f"train.{name}" for name in own if name != kind)
     without = ("train.model", "train.data", "train.name", *others)
-    return SettingScope(("train", "log"), groups, _TRAIN_FLAGS, "train", without)
+    defaults = {} if kind is None else _train_defaults(kind)
+    return SettingScope(("train", "log"), groups, _TRAIN_FLAGS, "train", without, defaults)
+
+
+def _train_defaults(kind: Kind) -> dict[str, Any]:
+    from rondo.train.config import TrainConfig
+
+    config = TrainConfig().of_kind(kind)
+    epochs = config.epochs_of(kind)
+    return {
+        "train.epochs": epochs,
+        "train.steps": config.steps if epochs is None else None,
+        "train.lr": config.lr,
+        "train.evaluate.held_out": config.held_out_of(kind),
+    }
 
 
 RL = SettingScope(
@@ -247,7 +264,7 @@ EVALUATE = SettingScope(
 )
 
 SERVE = SettingScope(
-    ("engine", "server", "log"),
+    ("engine", "server", "worker", "log"),
     {
         "server": ("--host", "--port", "--api-key", "--served-model-name"),
         "model": ("--dtype", "--max-model-len", "--lora-modules", "--chat-template", "--engine"),
@@ -257,6 +274,7 @@ SERVE = SettingScope(
         ),
     },
     FLAGS,
+    without=("worker.engine", "worker.engine_key", "worker.shape"),
     vllm=True,
 )
 
@@ -272,11 +290,30 @@ GATEWAY = SettingScope(
     "gateway",
     ("gateway.engines",),
 )
+WORKER = SettingScope(
+    ("worker", "log"),
+    {
+        "addresses": ("--gateway", "worker.key", "--engine", "worker.engine_key"),
+        "requests": ("worker.concurrency", "worker.request_seconds", "worker.shape"),
+    },
+    {"--gateway": _same("worker.gateway"), "--engine": _same("worker.engine")},
+    "worker",
+)
 UP = SettingScope(
-    ("up", "gateway", "engine", "server", "log"),
+    ("up", "gateway", "engine", "server", "worker", "log"),
     {"gateway": ("--host", "--port", "gateway.keys"), "engines": ("up.pools", "up.first_port")},
     _ADDRESS,
-    without=("gateway.engines", "server.host", "server.port"),
+    without=(
+        *("gateway.engines", "server.host", "server.port"),
+        *(
+            "worker.gateway",
+            "worker.key",
+            "worker.engine",
+            "worker.engine_key",
+            "worker.name",
+            "worker.shape",
+        ),
+    ),
 )
 
 

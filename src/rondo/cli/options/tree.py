@@ -20,6 +20,7 @@ from rondo.rl.config import RlConfig
 from rondo.server.config import ServerConfig
 from rondo.supervisor.config import UpConfig
 from rondo.train.config import TrainConfig
+from rondo.worker.config import WorkerConfig
 
 
 class RondoConfig(Section):
@@ -27,6 +28,9 @@ class RondoConfig(Section):
     server: ServerConfig = Field(ServerConfig(), description="the HTTP server")
     gateway: GatewayConfig = Field(GatewayConfig(), description="the gateway in front of engines")
     up: UpConfig = Field(UpConfig(), description="the gateway and engines that `rondo up` supervises")
+    worker: WorkerConfig = Field(
+        WorkerConfig(), description="the worker that executes queued requests of a gateway"
+    )
     train: TrainConfig = Field(TrainConfig(), description="pretraining and fine-tuning")
     rl: RlConfig = Field(RlConfig(), description="reinforcement learning")
     log: LogConfig = Field(LogConfig(), description="logs")

@@ -12,9 +12,12 @@ ALIASES = {"ls": ("model", "list")}
 
 GROUPS = {
     "first steps": ("up", "demo", "run", "chat", "pull"),
-    "serve": ("serve", "gateway", "ps", "logs", "down", "keys", "bench", "db"),
-    "train": ("train", "rl", "evaluate", "data", "plan"),
-    "manage": ("model", "job", "config", "doctor", "completion"),
+    "serve": (
+        *("serve", "gateway", "generate", "queue", "batch", "file", "worker"),
+        *("ps", "logs", "down", "keys", "bench", "db"),
+    ),
+    "train": ("train", "rl", "evaluate", "data", "plan", "weights"),
+    "manage": ("model", "registry", "job", "config", "doctor", "completion"),
 }
 """Headings of `rondo --help`."""
 

@@ -23,7 +23,8 @@ def run(argv: list[str]) -> int:
     config = command.config.tree.gateway
     if engines := parser.parse_args(command.rest).engines:
         config = config.model_copy(update={"engines": engines})
-    from rondo.gateway.serve import admin_key_file, run_gateway
+    from rondo.cli.platform.remote import admin_key_place
+    from rondo.gateway.serve import run_gateway
     from rondo.web.exposure import listen
     from rondo.web.run import url_of
 
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
 
     def on_start() -> None:
         log.info("gateway is listening", extra={"url": url, "engines": config.engines})
-        print(f"\n  {url}   admin key: {admin_key_file()}\n", flush=True)
+        print(f"\n  {url}   admin key: {admin_key_place()}\n", flush=True)
 
     try:
         run_gateway(config, listener, on_start)

@@ -39,7 +39,7 @@ def _create(argv: list[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="name of the holder, for lists and errors")
     parser.add_argument("--role", default="user", help="user (default), admin or worker")
     parser.add_argument(
-        "--scopes", help="scopes, with commas: inference,files,batches,jobs,queue (default: all)"
+        "--scopes", help="scopes, with commas: inference,files,batches,jobs,queue (default: these), code"
     )
     parser.add_argument(
         "--models", default="", help="models that the key may use, with commas (default: all)"
@@ -48,6 +48,12 @@ def _create(argv: list[str]) -> int:
     parser.add_argument("--tokens-per-minute", type=int, metavar="N", help="rate limit of tokens")
     parser.add_argument("--tokens-per-day", type=int, metavar="N", help="daily quota of tokens (UTC)")
     parser.add_argument("--expires", metavar="TIME", help="life of the key: 12h, 30d")
+    parser.add_argument(
+        "--service-tier",
+        default="default",
+        metavar="TIER",
+        help="highest priority band of its requests in the gateway's queue: priority, default or flex",
+    )
     given = parser.parse_args(argv)
     with _store() as store:
         from rondo.control.key import Rights
@@ -61,6 +67,7 @@ def _create(argv: list[str]) -> int:
             given.tokens_per_minute,
             given.tokens_per_day,
             None if given.expires is None else int((time.time() + _seconds(given.expires)) * SECOND),
+            given.service_tier,
         )
         _, text = Keys(store).make(given.name, rights).result()
     print(text)
@@ -70,10 +77,11 @@ def _create(argv: list[str]) -> int:
 def _show(argv: list[str]) -> int:
     VerbParser("rondo keys list", "List keys with their rights.").parse_args(argv)
     with _store() as store:
+        from rondo.control.key import SCOPES, TIERS
         from rondo.control.keys import Keys
 
         keys = Keys(store).all().result()
-    rows: list[tuple[str, ...]] = [("ID", "NAME", "ROLE", "STATE", "MODELS", "LIMITS")]
+    rows: list[tuple[str, ...]] = [("ID", "NAME", "ROLE", "STATE", "SCOPES", "MODELS", "TIER", "LIMITS")]
     for key in keys:
         rights = key.rights
         limits = (
@@ -82,9 +90,11 @@ def _show(argv: list[str]) -> int:
             (rights.tokens_per_day, "tok/day"),
         )
         shown = ", ".join(f"{number:,} {unit}" for number, unit in limits if number is not None)
-        rows.append(
-            (key.id, key.name, rights.role, _state(key), ",".join(rights.models) or "all", shown or "none")
-        )
+        own = "default" if rights.scopes == SCOPES else ",".join(rights.scopes) or "none"
+        scopes = {"admin": "all", "worker": "none"}.get(rights.role, own)
+        models = ",".join(rights.models) or "all"
+        tier = TIERS[0] if rights.role == "admin" else rights.service_tier
+        rows.append((key.id, key.name, rights.role, _state(key), scopes, models, tier, shown or "none"))
     print("\n".join(aligned(rows)))
     return 0
 

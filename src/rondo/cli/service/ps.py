@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from rondo.base.units import human_seconds
+from rondo.base.units import human_bytes, human_seconds
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.view.table import aligned
 
@@ -27,10 +27,13 @@ def run(argv: list[str]) -> int:
     rows: list[tuple[str, ...]] = [("PART", "STATE", "MODEL", "URL", "PID", "UP", "RESTARTS")]
     rows += [_row(part) for part in state["parts"]]
     print("\n".join(aligned(rows)))
+    if memory := state.get("memory"):
+        used, budget = human_bytes(memory["used"]), human_bytes(memory["budget"])
+        print(f"\nmemory of the engines: about {used} of {budget} (up.memory)")
     return 0
 
 
 def _row(part: dict[str, Any]) -> tuple[str, ...]:
     up = human_seconds(time.time() - part["since"]) if part["pid"] else part["ended"] or "-"
-    model = part["model"].rstrip("/").rpartition("/")[2] or "-"
-    return part["name"], part["state"], model, part["url"], str(part["pid"] or "-"), up, str(part["restarts"])
+    name, state, model, url = part["name"], part["state"], part["model"] or "-", part["url"]
+    return name, state, model, url, str(part["pid"] or "-"), up, str(part["restarts"])

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
+    from rondo.cli.options.tree import RondoConfig
     from rondo.demo.pipeline import Event
     from rondo.gateway.config import GatewayConfig
     from rondo.supervisor.config import PoolConfig, UpConfig
+    from rondo.supervisor.on_demand import OnDemand
+    from rondo.supervisor.part import Part
+    from rondo.supervisor.parts import PartMaker
     from rondo.supervisor.supervisor import Supervisor
 
 POLL_SECONDS = 0.2
@@ -56,7 +60,9 @@ def run(argv: list[str]) -> int:
     port = _check_ports(tree.gateway)
     config = tree.up.model_copy(update={"pools": _pools(tree.up, given)})
     settings = _settings(parser, argv, command.rest)
-    return _run(config, tree.gateway.model_copy(update={"port": port}), settings)
+    return _run(
+        config, tree.model_copy(update={"gateway": tree.gateway.model_copy(update={"port": port})}), settings
+    )
 
 
 def _pools(config: UpConfig, given: argparse.Namespace) -> list[PoolConfig]:
@@ -74,13 +80,19 @@ def _pools(config: UpConfig, given: argparse.Namespace) -> list[PoolConfig]:
     return [PoolConfig(model=model, **shape) for model in models]
 
 
-def _run(config: UpConfig, gateway: GatewayConfig, settings: Sequence[str]) -> int:
-    from rondo.supervisor.parts import make_parts
+def _run(config: UpConfig, tree: RondoConfig, settings: Sequence[str]) -> int:
+    from rondo.supervisor.control import ControlEndpoint
+    from rondo.supervisor.parts import PartMaker, new_keys
     from rondo.supervisor.supervisor import Supervisor
 
+    gateway = tree.gateway
     host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
     url = f"{'http' if gateway.tls_certificate is None else 'https'}://{host}:{gateway.port}"
-    supervisor = Supervisor(make_parts(config, gateway.host, gateway.port, url, settings), config, url)
+    control = ControlEndpoint() if config.on_demand else None
+    env = {} if control is None else control.env
+    maker = PartMaker(config, gateway.host, gateway.port, url, settings, new_keys(), env)
+    parts = maker.parts()
+    supervisor = Supervisor(parts, config, url, control, lambda: _on_demand(config, tree, maker, parts[1:]))
     announce = threading.Thread(target=_announce, args=(supervisor, gateway), daemon=True)
     supervisor.run(announce.start)
     failed = [part.name for part in supervisor.parts if part.state == "failed"]
@@ -89,30 +101,50 @@ def _run(config: UpConfig, gateway: GatewayConfig, settings: Sequence[str]) -> i
     return 1 if failed else 0
 
 
+def _on_demand(
+    config: UpConfig, tree: RondoConfig, maker: PartMaker, engines: Sequence[Part]
+) -> OnDemand | None:
+    """While the parts start, since reading the catalog takes as long as the gateway's start."""
+    from rondo.cli.service.catalog import MachineCatalog, shown_name
+    from rondo.supervisor.on_demand import OnDemand
+
+    catalog = MachineCatalog(tree.engine)
+    sources = [catalog.source_of(part.model) for part in engines]
+    for part, source in zip(engines, sources, strict=True):
+        part.model = shown_name(source)
+    if not config.on_demand:
+        return None
+    budget = config.memory or int((catalog.memory or 0) * config.memory_share)
+    pinned = list(zip(engines, sources, strict=True))
+    return OnDemand(catalog, config, budget, pinned, maker.on_demand, maker.keys)
+
+
 def _announce(supervisor: Supervisor, gateway: GatewayConfig) -> None:
     """Prints the URL when the gateway answers and each engine is ready or has failed."""
-    from rondo.gateway.serve import admin_key_file
+    from rondo.base.storage.home import admin_key_file
+    from rondo.cli.platform.remote import admin_key_place
 
     count = len(supervisor.parts) - 1
     print(f"\n  starting the gateway and {count} engine{'s' * (count != 1)} ...", flush=True)
     while not _ready(supervisor):
         time.sleep(POLL_SECONDS)
+    supervisor.named.wait()
     for part in supervisor.parts:
         if part.state == "failed":
             print(f"  {part.name} failed: see `rondo logs {part.name}`", flush=True)
-    models = list(
-        dict.fromkeys(Path(part.model).name for part in supervisor.parts[1:] if part.state != "failed")
-    )
+    models = list(dict.fromkeys(part.model for part in supervisor.parts[1:] if part.state != "failed"))
     print(f"\n  {supervisor.url}   models: {', '.join(models) or 'none'}\n", flush=True)
     if models:
-        key = f' -H "Authorization: Bearer $(cat {admin_key_file()})"' if gateway.guarded else ""
+        text = f"$(cat {admin_key_file()})" if admin_key_file().is_file() else "KEY"
+        key = f' -H "Authorization: Bearer {text}"' if gateway.guarded else ""
         body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "reverse PLANET"}]})
         call = (
             f"curl {supervisor.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
         )
         print(f"  {call}\n", flush=True)
     print(
-        f"  admin key: {admin_key_file()}\n  see `rondo ps`, `rondo logs PART -f`, `rondo down`\n", flush=True
+        f"  admin key: {admin_key_place()}\n  see `rondo ps`, `rondo logs PART -f`, `rondo down`\n",
+        flush=True,
     )
 
 

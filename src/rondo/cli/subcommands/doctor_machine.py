@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -10,10 +11,12 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rondo.base.storage.home import home, jobs_dir, models_dir
+from rondo.plan.machine import device_at_hand
 
 EXTRAS = {
     "vllm": ("vllm", "vLLM as a second engine"),
@@ -26,6 +29,8 @@ EXTRAS = {
     "ray": ("ray", "engines and learner placed by Ray"),
     "megatron": ("megatron", "Megatron-Core as a second learner"),
     "postgres": ("psycopg", "PostgreSQL as the store"),
+    "etcd": ("aetcd", "etcd as the directory of weight versions"),
+    "fast": ("uvloop", "a faster event loop of the gateway"),
 }
 """Extra: the module that it installs, and its purpose."""
 
@@ -87,13 +92,15 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _memory() -> dict[str, int]:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"total_bytes": total, "available_bytes": free}
+    """Memory as the planner counts it: within the limit of the container."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    cpu = device_at_hand("cpu")
+    total = cpu.memory if cpu else os.sysconf("SC_PHYS_PAGES") * page
+    free = cpu.free if cpu else None
+    return {
+        "total_bytes": int(total),
+        "available_bytes": int(os.sysconf("SC_AVPHYS_PAGES") * page if free is None else free),
+    }
 
 
 def _home() -> dict[str, Any]:
@@ -115,11 +122,17 @@ def _count(folder: Path) -> int:
         return 0
 
 
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """By module; reads the files of every installed package."""
+    return importlib.metadata.packages_distributions()
+
+
 def _installed(module: str) -> str | None:
     """Version of the package with this module; None if it is missing."""
     if importlib.util.find_spec(module) is None:
         return None
-    names = importlib.metadata.packages_distributions().get(module, [module])
+    names = _distributions().get(module, [module])
     try:
         return importlib.metadata.version(names[0])
     except importlib.metadata.PackageNotFoundError:

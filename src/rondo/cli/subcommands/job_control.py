@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rondo.base.units import human_bytes
 from rondo.cli.options.arguments import VerbParser
+from rondo.cli.platform.remote import add_address
+from rondo.cli.subcommands import job_remote
 from rondo.cli.view.confirm import confirm
 from rondo.jobs import control
 from rondo.jobs.job import Job
@@ -29,7 +31,10 @@ def logs(argv: list[str]) -> int:
     parser.add_argument(
         "--rank", type=int, default=0, help="the log of another rank; ranks log warnings only (0)"
     )
+    add_address(parser)
     given = parser.parse_args(argv)
+    if job_remote.is_remote(given.job, given):
+        return job_remote.logs(given)
     job = Job.find(given.job)
     file = job.path / LOGS / f"rank_{given.rank}.log"
     read = _print_from(file, 0, given.lines)
@@ -87,8 +92,9 @@ def rm(argv: list[str]) -> int:
     lines = [f"{job.label}  {_described(job)}  {human_bytes(control.size_of(job.path))}" for job in jobs]
     if not confirm("Remove", lines, arguments.yes):
         return 1
+    names = ", ".join(job.label for job in jobs)
     freed = sum(control.remove(job, force=arguments.force) for job in jobs)
-    print(f"removed {', '.join(job.label for job in jobs)}: {human_bytes(freed)} freed")
+    print(f"removed {names}: {human_bytes(freed)} freed")
     return 0
 
 

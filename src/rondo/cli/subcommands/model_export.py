@@ -1,10 +1,19 @@
 """`rondo model export`: a model for transformers, or as a GGUF file for llama.cpp."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from rondo.base.errors import InvalidRequest
 from rondo.base.storage.paths import path_of
 from rondo.base.units import human_bytes
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.view.progress import byte_progress
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rondo.jobs.job import Job
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -18,6 +27,10 @@ def run(argv: list[str]) -> int:
         )
     if arguments.type is not None and arguments.gguf is None:
         raise InvalidRequest("--type is for GGUF files: add --gguf FILE, or leave it out.", param="type")
+    if (found := _checkpoint(arguments.model)) is not None:
+        return _export_checkpoint(*found, arguments)
+    if arguments.merge:
+        raise InvalidRequest("--merge is for checkpoints, such as JOB@100.", param="--merge")
     with byte_progress(f"exporting {arguments.model}") as report:
         if arguments.gguf is None:
             from rondo.models.store import export_model
@@ -43,6 +56,30 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _checkpoint(text: str) -> tuple[Job, int] | None:
+    """Job and step, if the text names a checkpoint."""
+    name, mark, step = text.rpartition("@")
+    if not mark or not step.isdigit() or "/" in name:
+        return None
+    from rondo.jobs.job import Job
+
+    return Job.find(name), int(step)
+
+
+def _export_checkpoint(job: Job, step: int, arguments: argparse.Namespace) -> int:
+    if arguments.destination is None:
+        raise InvalidRequest(
+            f"--gguf does not take a checkpoint: export {arguments.model} to a FOLDER first, and then that folder.",
+            param="--gguf",
+        )
+    from rondo.train.recipes.stored import export_step
+
+    target = path_of(arguments.destination, "destination")
+    path = export_step(job, step, target, merge=arguments.merge, replace=arguments.replace)
+    print(f"{arguments.model} is in {path}")
+    return 0
+
+
 def _parser() -> VerbParser:
     parser = VerbParser(
         "rondo model export", "Write a model as a folder for transformers or as a GGUF file for llama.cpp."
@@ -50,7 +87,7 @@ def _parser() -> VerbParser:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a name from `rondo model list`, a folder, a GGUF file, or a job's hash",
+        help="a name from `rondo model list`, a folder, a GGUF file, a job's hash, or JOB@STEP for a checkpoint",
     )
     parser.add_argument(
         "destination", metavar="FOLDER", nargs="?", help="a folder that is absent or empty, for transformers"
@@ -60,6 +97,9 @@ def _parser() -> VerbParser:
         "--type",
         choices=TYPES,
         help="type of the matrices in the GGUF file; by default that of the model's weights",
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="JOB@STEP: merge the checkpoint of a LoRA into its base"
     )
     parser.add_argument("--replace", action="store_true", help="replace an existing folder or file")
     return parser

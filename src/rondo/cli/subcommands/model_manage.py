@@ -35,7 +35,10 @@ def list_verb(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(rows))
     elif not rows:
-        print(f"There are no models in {models_dir()} yet. Make one: rondo model new NAME --preset tiny")
+        print(
+            f"There are no models in {models_dir()} yet. `rondo demo` trains a small one, `rondo pull ORG/NAME` "
+            "downloads one of the Hugging Face Hub."
+        )
     else:
         print(_table(rows))
     return 0
@@ -49,12 +52,13 @@ def cp_verb(argv: list[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="name of the copy")
     parser.add_argument("--replace", action="store_true", help="replace a model of that name")
     arguments = parser.parse_args(argv)
-    from rondo.models.store import export_model, place
+    from rondo.models.store import import_model, place, resolve
 
-    target = place(arguments.name)
+    place(arguments.name)
     _check_name(arguments.name)
+    source = resolve(arguments.model)
     with byte_progress(f"copying {arguments.model}") as report:
-        path = export_model(arguments.model, target, replace=arguments.replace, report=report)
+        path = import_model(source, arguments.name, replace=arguments.replace, report=report)
     print(f"{arguments.name} is in {path}")
     return 0
 
@@ -102,9 +106,10 @@ def rm_verb(argv: list[str]) -> int:
     return 0
 
 
-def _size(folder: Path) -> int:
-    """Bytes of a model; a pulled one consists of links to them."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def _size(path: Path) -> int:
+    """Bytes of a model's folder or GGUF file; a pulled one consists of links to them."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _remove(folder: Path) -> int:
@@ -211,7 +216,7 @@ def _shown(row: dict[str, Any]) -> list[str]:
         row["name"],
         time.strftime("%Y-%m-%d", time.localtime(row["date"])),
         human_bytes(row["disk_bytes"]).replace(" ", ""),
-        Path(parent).name if "/" in parent else parent,
+        Path(parent).name if parent.startswith("/") else parent,
         row["job"] or "-",
         shown_score(row["score"]),
     ]

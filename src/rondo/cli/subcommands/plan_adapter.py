@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from rondo.base.errors import ConfigError
-from rondo.base.units import human_count, human_seconds
+from rondo.base.units import GIB, human_count, human_seconds
 from rondo.plan.finetune import (
     CHECKPOINTING,
     ROOM,
@@ -30,7 +30,6 @@ HERE = "here"
 """Name of the device of this machine, as value of --gpu."""
 LENGTH, TOKENS_PER_STEP = 2048, 16384
 """Defaults of `rondo train`."""
-GIB = 2**30
 PARTS = {
     "weights": "weights",
     "adapters": "adapters",

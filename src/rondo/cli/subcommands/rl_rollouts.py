@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LIMIT = 20
 NARROWEST = 20
 """Characters of an answer, however narrow the terminal is."""
+OPTIONAL = ("problem", "ended", "tokens")
+"""Columns that a narrow terminal leaves out, in this order; --show and --json have them."""
 EPILOG = """Conditions are NAME SIGN VALUE, and all must hold: --where 'reward>0.5' --where 'text~sorry'. Names are
 step, sample, reward, advantage, prompt_tokens, tokens, sampled, version, id, problem, outcome, finish_reason, the texts
 prompt, text and detail, and the parts of the reward; signs > >= < <= = != and ~ (contains); none is a value too."""
@@ -83,6 +86,8 @@ def _list(page: Page, texts: dict[str, Texts], width: int) -> str:
     parts = list(dict.fromkeys(name for entry in page.entries for name in entry.parts))
     rows = [["id", "problem", "reward", "advantage", "tokens", "ended", *parts]]
     rows += [_row(entry, parts) for entry in page.entries]
+    if sys.stdout.isatty():
+        rows = _narrowed(rows, width - NARROWEST - 2)
     lines = aligned(rows)
     room = max(NARROWEST, width - max(map(len, lines)) - 2)
     longest = max(map(len, lines))
@@ -91,6 +96,16 @@ def _list(page: Page, texts: dict[str, Texts], width: int) -> str:
     if page.more:
         shown.append(f"There are more: --after {page.entries[-1].id}, or a larger --limit.")
     return "\n".join(shown)
+
+
+def _narrowed(rows: list[list[str]], width: int) -> list[list[str]]:
+    """The table without the columns of OPTIONAL, as far as it is wider than the terminal."""
+    for name in OPTIONAL:
+        if max(map(len, aligned(rows))) <= width:
+            break
+        at = rows[0].index(name)
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    return rows
 
 
 def _row(entry: RolloutSummary, parts: Sequence[str]) -> list[str]:

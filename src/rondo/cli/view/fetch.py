@@ -22,20 +22,26 @@ def fetch_model(name: str | Path) -> Path:
 
 
 def fetch_named_models(settings: Mapping[str, str | None]) -> None:
-    """Downloads the models of the Hugging Face Hub that settings name. The engine and the trainer check the others,
-    with the setting in the error."""
-    from rondo.hub.names import hub_name
-
+    """Resolves the models that settings name, with the setting in the error."""
     for setting, model in settings.items():
-        if model and hub_name(model) is not None:
+        if model:
             try:
                 fetch_model(model)
             except NotFound as error:
                 raise NotFound(f"{setting}: {error.message}", param=setting, code=error.code) from error
 
 
+def fetch_adapters(adapters: Mapping[str, str]) -> None:
+    """Downloads adapters of the Hugging Face Hub; `adapters` are places by setting."""
+    from rondo.models.files.adapter_folder import resolve_adapter
+
+    for setting, place in adapters.items():
+        with fetch_progress(place) as report:
+            resolve_adapter(place, setting, report)
+
+
 def fetch_data(sources: str | Sequence[str]) -> None:
-    """Downloads the sources that are data sets of the Hugging Face Hub."""
+    """Downloads data sets of the Hugging Face Hub."""
     from rondo.data.input.formats import SUFFIXES
     from rondo.data.input.mixture import weighted
     from rondo.data.storage.places import find_files, hub_dataset

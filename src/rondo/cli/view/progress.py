@@ -114,3 +114,45 @@ def token_progress(label: str) -> Iterator[Callable[[Progress], None]]:
 def _tokens(now: Progress) -> str:
     broken = f", {now.broken} broken" if now.broken else ""
     return f"{human_count(now.tokens)} tokens, {human_count(int(now.tokens_per_second))}/s{broken}"
+
+
+@contextlib.contextmanager
+def count_progress(label: str) -> Iterator[Callable[[int, int, int], None]]:
+    """Of `rondo generate`: yields a function of the numbers of ended, failed and all requests."""
+    if not sys.stderr.isatty():
+        yield _plain_counts(label)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(label, total=None, amount="")
+
+        def report(done: int, failed: int, total: int) -> None:
+            bars.update(task, completed=done, total=total, amount=_counts(done, failed, total))
+
+        yield report
+
+
+def _plain_counts(label: str) -> Callable[[int, int, int], None]:
+    spoke = time.monotonic() - PLAIN_SECONDS
+
+    def report(done: int, failed: int, total: int) -> None:
+        nonlocal spoke
+        if time.monotonic() - spoke >= PLAIN_SECONDS or done == total:
+            spoke = time.monotonic()
+            print(f"{label}: {_counts(done, failed, total)}", file=sys.stderr)
+
+    return report
+
+
+def _counts(done: int, failed: int, total: int) -> str:
+    return f"{done:,} of {total:,}" + (f", {failed:,} failed" if failed else "")

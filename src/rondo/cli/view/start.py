@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from rondo.base.units import human_count
+from rondo.base.units import GIB, human_count
 
 if TYPE_CHECKING:
     from rondo.plan.machine import Device
@@ -21,7 +21,6 @@ Report = Callable[[int, Mapping[str, float]], None]
 Row = tuple[str, str]
 
 WIDTH, LABEL = 80, 10
-GIB = 2**30
 MEASURED_STEPS = 3
 """Steps after the first one from which the remaining time is computed."""
 
@@ -30,6 +29,7 @@ def show_training(plan: TrainJobPlan) -> None:
     """Prints what a job is about to do. A finished job is not described."""
     from rondo.models.families import parse
     from rondo.models.files.headers import read_config
+    from rondo.models.store import name_of
     from rondo.train.recipes.adapter import sizes
 
     config, planned = plan.config, plan.planned
@@ -37,7 +37,7 @@ def show_training(plan: TrainJobPlan) -> None:
         return
     trained, total = sizes(plan.kind, config.adapter, parse(read_config(plan.model)))
     rows = [
-        ("model", f"{plan.model.name}, {human_count(total)} parameters"),
+        ("model", f"{name_of(plan.model)}, {human_count(total)} parameters"),
         ("trained", _trained(config.adapter, trained, total)),
         ("data", _data(plan)),
         ("steps", f"{config.steps:,} of up to {config.tokens_per_step:,} tokens"),
@@ -53,6 +53,7 @@ def show_training(plan: TrainJobPlan) -> None:
 def show_rl(plan: RlJobPlan) -> None:
     from rondo.models.families import parse
     from rondo.models.files.headers import read_config
+    from rondo.models.store import name_of
     from rondo.plan.machine import device_at_hand
     from rondo.train.recipes.adapter import sizes
 
@@ -64,7 +65,7 @@ def show_rl(plan: RlJobPlan) -> None:
     name = config.device if device is None else f"{device.kind} ({device.name})"
     batch = config.prompts_per_step * config.samples_per_prompt
     rows = [
-        ("model", f"{plan.model.name}, {human_count(total)} parameters"),
+        ("model", f"{name_of(plan.model)}, {human_count(total)} parameters"),
         ("trained", _trained(config.adapter, trained, total)),
         ("task", f"{config.task}, {config.algorithm}"),
         ("steps", f"{config.steps:,} of {batch:,} samples, {config.samples_per_prompt} for each prompt"),

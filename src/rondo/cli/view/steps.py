@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rondo.base.units import human_seconds
+from rondo.jobs import attempt
 from rondo.jobs.folders import update_origin
 from rondo.jobs.session import HELD_OUT
 
@@ -29,6 +30,7 @@ SHOWN = ("loss", "reward", "reward/correct", "lr", "tokens_per_second", "mfu")
 
 def follow(job: Job, label: str, steps: int, work: Callable[[OnStep, OnResume], Path]) -> int:
     """Do the work of a job and show its progress; the last line, on standard output, is the result's folder."""
+    attempt.report(hash=job.name, steps=steps)
     print(f"job {_called(job)} in {job.path}", file=sys.stderr)
     if job.done:
         print("it was done already: this is its model. Change a setting to train anew", file=sys.stderr)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rondo.base.errors import RondoError, Unavailable
+from rondo.client.answers import LineSplitter
 from rondo.client.bench.prompts import Ask
 from rondo.client.bench.wire import ConnectionPool, ServerAddress
-from rondo.client.lines import LineSplitter
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 SHOWN = 300

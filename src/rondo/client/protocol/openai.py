@@ -167,7 +167,7 @@ class Hints(WireModel):
 
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -248,6 +248,8 @@ class ModelCard(WireModel):
     max_model_len: int | None = None
     parent: str | None = None
     """The base model of an adapter."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
 
 
 class ModelList(WireModel):

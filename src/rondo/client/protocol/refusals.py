@@ -45,7 +45,7 @@ SHAPES = {
     "use_beam_search": "is not supported, except as false",
     "modalities": 'is supported as ["text"] alone',
     "verbosity": "must be low, medium or high (it has no effect here)",
-    "service_tier": "must be auto or default",
+    "service_tier": "must be auto, default, flex or priority",
     "prompt_cache_retention": "must be in_memory or 24h (it has no effect here)",
 }
 """Replacements for pydantic's message if a field has several forms."""

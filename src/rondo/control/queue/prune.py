@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rondo.control.queue.rows import IDS
+from rondo.control.queue.rows import IDS, NEEDED
 from rondo.control.queue.tally import Tally
 from rondo.control.store.clock import MICROSECONDS, microseconds
 from rondo.control.store.pending import Pending
@@ -18,7 +18,7 @@ AT_A_TIME = 10_000
 
 _OLD = (
     sa.select(groups.c.id)
-    .where(groups.c.ended <= sa.bindparam("before"))
+    .where(groups.c.ended <= sa.bindparam("before"), ~NEEDED)
     .order_by(groups.c.ended)
     .limit(AT_A_TIME)
     .with_for_update(skip_locked=True)

@@ -26,6 +26,7 @@ from rondo.control.queue.rows import (
     AT_A_TIME,
     CANCEL,
     GROUP,
+    NEEDED,
     REQUEST,
     UNENDED,
     as_request,
@@ -36,7 +37,7 @@ from rondo.control.queue.rows import (
 )
 from rondo.control.queue.tally import Tally, end_if_finished
 from rondo.control.queue.work import Group, New, QueuedRequest, parted
-from rondo.control.store.clock import microseconds
+from rondo.control.store.clock import MICROSECONDS, microseconds
 from rondo.control.store.pending import Pending
 from rondo.control.store.store import Store
 from rondo.control.tables import QUEUED, counts, groups, requests
@@ -58,6 +59,11 @@ _UNENDED = _CANCELLED.where(
 _WAITING = _CANCELLED.where(QUEUED).order_by(
     requests.c.base, requests.c.priority, requests.c.turn, requests.c.id
 )
+_OPEN = (
+    sa.select(groups.c.name)
+    .where(sa.not_(groups.c.sealed), groups.c.created <= sa.bindparam("before"), ~NEEDED)
+    .limit(AT_A_TIME)
+)
 _DEAD = (
     sa.select(requests.c.id, requests.c.model, requests.c.base, requests.c.priority)
     .where(requests.c.state == "dead")
@@ -73,6 +79,7 @@ _REVIVE = (
         reason=None,
         worker=None,
         lease=None,
+        cohort=None,
         turn=sa.bindparam("next"),
     )
 )
@@ -170,11 +177,12 @@ class Queue:
 
         return self.store.background(all_of_them)
 
-    def clear(self) -> Pending[int]:
-        """Cancels each waiting request of each owner. The number of them."""
+    def clear(self, owner: str | None = None) -> Pending[int]:
+        """Cancels each waiting request of the owner, or of each owner. The number of them."""
+        waiting = _WAITING if owner is None else _WAITING.where(requests.c.owner == owner)
 
         def work(db: sa.Connection) -> int:
-            rows = db.execute(_WAITING).all()
+            rows = db.execute(waiting).all()
             _cancel(db, rows)
             return len(rows)
 
@@ -186,13 +194,15 @@ class Queue:
 
         return self.store.background(all_of_them)
 
-    def revive(self, name: str) -> Pending[int]:
-        """Returns the dead letters of a group to the end of its owner's queue, without attempts. The number of them."""
+    def revive(self, name: str, place: int | None = None) -> Pending[int]:
+        """Returns the dead letters of a group, or the one at `place`, to the end of its owner's queue, without
+        attempts. The number of them."""
         bases = set[str]()
 
         def work(db: sa.Connection) -> int:
             id, group = group_of(db, name, lock=True)
-            rows = db.execute(_DEAD.where(requests.c.group_id == id)).all()
+            dead = _DEAD.where(requests.c.group_id == id)
+            rows = db.execute(dead if place is None else dead.where(requests.c.place == place)).all()
             if not rows:
                 return 0
             turns = Turns(db, group.owner)
@@ -215,8 +225,16 @@ class Queue:
         return revived
 
     def prune(self) -> Pending[int]:
-        """Deletes groups that ended more than `keep` seconds ago, with bodies and results. The number of groups."""
-        return prune(self.store, self.config.keep)
+        """Deletes groups that ended more than `keep` seconds ago, with bodies and results. The number of groups. Groups
+        of that age that were never sealed, because their client vanished, are cancelled first."""
+
+        def all_of_them() -> int:
+            before = microseconds() - int(self.config.keep * MICROSECONDS)
+            for name in self.store.read(lambda db: db.scalars(_OPEN, {"before": before}).all()).result():
+                self.cancel(name).result()
+            return prune(self.store, self.config.keep).result()
+
+        return self.store.background(all_of_them)
 
     def group(self, name: str) -> Pending[Group]:
         return self.store.read(lambda db: group_of(db, name)[1])
@@ -254,14 +272,18 @@ class Queue:
 
         return self.store.read(work)
 
-    def counts(self) -> Pending[dict[tuple[str, str], int]]:
-        """Number of requests by model and state."""
+    def counts(self, owner: str | None = None) -> Pending[dict[tuple[str, str], int]]:
+        """Number of requests by model and state, of the owner or of all."""
         number = sa.func.sum(counts.c.number)
         wanted = (
             sa.select(counts.c.model, counts.c.state, number)
             .group_by(counts.c.model, counts.c.state)
             .having(number > 0)
         )
+        if owner is not None:
+            key = requests.c.model, requests.c.state
+            joined = sa.select(*key, sa.func.count()).join_from(groups, requests)
+            wanted = joined.where(groups.c.owner == owner).group_by(*key)
         return self.store.read(
             lambda db: {(model, state): int(total) for model, state, total in db.execute(wanted)}
         )

@@ -13,7 +13,7 @@ from rondo.base.errors import NotFound
 from rondo.control.queue.fair import turns
 from rondo.control.queue.tally import Tally
 from rondo.control.queue.work import Group, New, QueuedRequest, parted, request_id
-from rondo.control.tables import bodies, groups, requests, results
+from rondo.control.tables import batches, bodies, eval_runs, groups, requests, responses, results
 
 AT_A_TIME = 5000
 """Rows that one transaction changes, where there may be very many."""
@@ -47,6 +47,13 @@ REQUEST = (
 IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
 CANCEL = sa.update(requests).where(requests.c.id.in_(IDS)).values(state="cancelled", until=None)
 
+NEEDED = sa.or_(
+    sa.exists().where(batches.c.queued_as == groups.c.name, batches.c.ended.is_(None)),
+    sa.exists().where(responses.c.queued_as == groups.c.name),
+    sa.exists().where(eval_runs.c.queued_as == groups.c.name, eval_runs.c.ended.is_(None)),
+)
+"""Groups whose results a batch, a response in the background or an eval run has not stored yet: they are not pruned."""
+
 _INSERT_BODIES = sa.insert(bodies)
 _INSERT = sa.insert(requests).returning(requests.c.id, requests.c.place)
 _OF_GROUP = sa.select(groups.c.id, *GROUP).where(groups.c.name == sa.bindparam("wanted"))
@@ -61,10 +68,13 @@ _HELD = (
         requests.c.id,
         requests.c.group_id,
         requests.c.place,
+        requests.c.owner,
         requests.c.model,
+        requests.c.base,
         requests.c.state,
         requests.c.lease,
         requests.c.attempts,
+        requests.c.cohort,
     )
     .where(
         requests.c.group_id.in_(sa.bindparam("groups", expanding=True)),

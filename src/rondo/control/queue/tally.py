@@ -1,4 +1,4 @@
-"""Counters that a transaction changes: requests by model and state, and unfinished requests by group."""
+"""Counters that a transaction changes: requests by model and state, unfinished requests by group, usage by owner."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from rondo.control.store.clock import microseconds
 from rondo.control.store.dialect import insert
 from rondo.control.tables import counts, groups
+from rondo.control.usage import add_usage, today
 
 SLOTS = {"sqlite": 1, "postgresql": 16}
 """Rows per counter. Concurrent transactions on PostgreSQL add to different rows, and so do not wait for each other."""
@@ -42,12 +43,21 @@ class Tally:
         self.states: Counter[tuple[str, str]] = Counter()
         self.ended: Counter[int] = Counter()
         """By id of the group."""
+        self.used: dict[tuple[str, str, str], list[int]] = {}
+        """Requests, input tokens and output tokens by owner, day and model."""
 
     def moved(self, model: str, before: str | None, after: str | None, number: int = 1) -> None:
         if before is not None:
             self.states[model, before] -= number
         if after is not None:
             self.states[model, after] += number
+
+    def answered(self, row: Any, input_tokens: int, output_tokens: int) -> None:
+        self.moved(row.model, row.state, "done")
+        self.ended[row.group_id] += 1
+        sums = self.used.setdefault((row.owner, today(), row.model), [0, 0, 0])
+        for place, number in enumerate((1, input_tokens, output_tokens)):
+            sums[place] += number
 
     def cancelled(self, rows: Iterable[Any]) -> None:
         for row in rows:
@@ -71,6 +81,8 @@ class Tally:
                 _END,
                 [{"group": id, "number": number, "now": now} for id, number in sorted(self.ended.items())],
             )
+        if self.used:
+            add_usage(db, self.used)
 
 
 @cache

@@ -47,17 +47,23 @@ class Leased:
     model: str
     body: str
     attempts: int
+    suspect: bool = False
+    """Whether an earlier attempt ended with a crash: it runs with other suspects only."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A result; or an `error`, with `again` if another attempt may help."""
+    """A result; or an `error`, with `again` if another attempt may help. The tokens of a result are added to the usage
+    of its owner's key. `in_flight`: after a crash of the engine, the number of requests that it executed."""
 
     id: str
     lease: str
     result: str | None = None
     error: str | None = None
     again: bool = False
+    input_tokens: int = 0
+    output_tokens: int = 0
+    in_flight: int = 0
 
 
 Verdict = Literal["done", "resting", "dead", "stale", "unknown"]
@@ -96,3 +102,8 @@ def parted(id: str) -> tuple[str, int] | None:
     if not group or not place.isascii() or not place.isdigit() or len(place) != 9:
         return None
     return group, int(place)
+
+
+def signal_of(group: str) -> str:
+    """Name of the signal that follows each result of a group."""
+    return f"group {group}"

@@ -50,6 +50,7 @@ def shared_clock(db: sa.Connection) -> MonotonicClock:
         origin = microseconds() - time.monotonic_ns() // 1000
         db.execute(sa.delete(tables.clock))
         if boot:
+            db.execute(sa.delete(tables.duties))  # they ended with the machine, and run by the former origin
             db.execute(sa.insert(tables.clock).values(boot=boot, origin=origin))
     return MonotonicClock(origin)
 

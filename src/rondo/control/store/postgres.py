@@ -26,6 +26,8 @@ FULL = ("53100",)
 LOCK_SECONDS = 10
 IDLE_SECONDS = 60
 CONNECT_SECONDS = 10
+LOST_SECONDS = 15
+"""Without a sign of the database's host for so long, its connections are closed."""
 READ_ONLY = "-c default_transaction_read_only=on"
 
 
@@ -119,7 +121,12 @@ def _engine(url: sa.URL, connections: int, isolation: Any, *options: str) -> sa.
         f"-c lock_timeout={LOCK_SECONDS}s -c idle_in_transaction_session_timeout={IDLE_SECONDS}s "
         "-c synchronous_commit=on"
     )
-    arguments = {"options": " ".join((limits, *options)), "connect_timeout": CONNECT_SECONDS}
+    arguments = {
+        "options": " ".join((limits, *options)),
+        "connect_timeout": CONNECT_SECONDS,
+        "tcp_user_timeout": LOST_SECONDS * 1000,
+        "keepalives_idle": LOST_SECONDS,
+    }
     try:
         return sa.create_engine(
             url,

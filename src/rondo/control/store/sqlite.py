@@ -18,8 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from rondo.base.errors import StorageError, Unavailable
+from rondo.control import migrations
 from rondo.control.store.clock import Clock, shared_clock
-from rondo.control.store.migrate import upgrade
+from rondo.control.store.migrate import revision, upgrade
 from rondo.control.store.pending import Pending
 
 Work = Callable[[sa.Connection], Any]
@@ -27,6 +28,8 @@ Work = Callable[[sa.Connection], Any]
 TOGETHER = 256
 """The most callers in one transaction."""
 BUSY_SECONDS = 10.0
+OPENING = 6
+"""Times `BUSY_SECONDS` that opening waits while the tables are not current: another process may be migrating them."""
 FULL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
 OF_THE_CALLER = (sa.exc.IntegrityError, sa.exc.ProgrammingError)
 BROKEN = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
@@ -49,9 +52,10 @@ class Sqlite:
                 self._readers = _engine(path, readers, "PRAGMA query_only = 1")
                 self._connection = opened.enter_context(writer.connect())
                 with self._connection.begin():
-                    driver(self._connection).execute("BEGIN IMMEDIATE")
+                    _begin_first(self._connection)
                     self.before = upgrade(self._connection, self.name)
                     self.clock = shared_clock(self._connection)
+                self._file = _identity(path)
             self._opened = opened.pop_all()
         self._submitted: queue.SimpleQueue[tuple[Work, Pending[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="store-writer", daemon=True)
@@ -68,9 +72,17 @@ class Sqlite:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
+        self._check_file()
         with explained(self.path), self._readers.begin() as db:
             driver(db).execute("BEGIN")
             yield db
+
+    def _check_file(self) -> None:
+        """The open file of a removed one would accept data for no later reader."""
+        if _identity(self.path) != self._file:
+            raise StorageError(
+                f"{self.path} was removed or replaced while it was in use: put it back, or start this program again"
+            )
 
     def _write_all(self) -> None:
         while (first := self._submitted.get()) is not None:
@@ -86,6 +98,7 @@ class Sqlite:
         db = self._connection
         answers: list[tuple[Pending[Any], Any, BaseException | None]] = []
         try:
+            self._check_file()
             with explained(self.path):
                 transaction = db.begin()
                 driver(db).execute("BEGIN IMMEDIATE")
@@ -101,6 +114,29 @@ class Sqlite:
                 pending.set_result(result)
             else:
                 pending.set_exception(error_)
+
+
+def _begin_first(db: sa.Connection) -> None:
+    """Begins the transaction that migrates the tables."""
+    for left in reversed(range(OPENING)):
+        try:
+            driver(db).execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if (
+                not left
+                or not error.sqlite_errorname.startswith("SQLITE_BUSY")
+                or revision(db) == migrations.HEAD
+            ):
+                raise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _tried(db: sa.Connection, work: Work) -> tuple[Any, BaseException | None]:

@@ -62,7 +62,10 @@ class Store:
         self.signals = Signals()
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
-        self._background = ThreadPoolExecutor(BACKGROUND, thread_name_prefix="store-background")
+        self._here = threading.local()
+        self._background = ThreadPoolExecutor(
+            BACKGROUND, thread_name_prefix="store-background", initializer=self._mark
+        )
         self._lock = threading.Lock()
         self._closed = False
         self._waiting = 0
@@ -94,8 +97,16 @@ class Store:
         return self._in(self._reading, run)
 
     def background(self, function: Callable[[], T]) -> Pending[T]:
-        """A function that waits for several transactions of this store, in a thread of its own."""
-        return self._in(self._background, function)
+        """A function that waits for several transactions of this store, in a thread of a pool. Called in such a thread,
+        it runs at once: jobs that waited for other jobs could occupy all threads of the pool."""
+        if not getattr(self._here, "background", False):
+            return self._in(self._background, function)
+        pending: Pending[T] = Pending()
+        with self._lock:
+            self._admit()
+        pending.add_done_callback(self._done)
+        settle(pending, function)
+        return pending
 
     def claim(self, name: str, seconds: float) -> Pending[bool]:
         """Whether this store holds the duty of that name, which one process at a time performs."""
@@ -119,6 +130,9 @@ class Store:
             pool.submit(settle, pending, function)
         pending.add_done_callback(self._done)
         return pending
+
+    def _mark(self) -> None:
+        self._here.background = True
 
     def _admit(self) -> None:
         if self._closed:

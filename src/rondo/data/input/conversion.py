@@ -4,12 +4,14 @@ answers. Records that have such a form already stay unchanged, and so does the h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from rondo.data.input.detection import (
     CONTEXTS,
     CONVERSATIONS,
     LABELS,
+    NAMES,
     PROMPTS,
     SYSTEMS,
     TOOLS,
@@ -33,6 +35,8 @@ class RecordConverter:
 
     def __call__(self, record: Record) -> tuple[Record | None, str]:
         """The converted record, or None and its problem."""
+        if self.detected and self.detected.name == "chat" and is_plain_chat(record):
+            return record, ""
         found = detect_as(self._given, record) if self._given else detect(record)
         if found is None:
             return None, explain(record, self._given or (self.detected.name if self.detected else None))
@@ -49,6 +53,28 @@ class RecordConverter:
             return None, problem
         self.detected = found if self.detected is None else self.detected.united(found)
         return converted, ""
+
+
+def is_plain_chat(record: Record) -> bool:
+    """Whether the record is a valid one of `records.py` already, with messages of text alone. Most records of large
+    files are, and this check is a fraction of their conversion."""
+    if not _has_only_messages(tuple(record)) or type(turns := record["messages"]) is not list:
+        return False
+    learned = False
+    for turn in turns:
+        if type(turn) is not dict or len(turn) != 2 or type(turn.get("content")) is not str:
+            return False
+        role = turn.get("role")
+        if type(role) is not str or role == "function":
+            return False
+        learned = learned or role == "assistant"
+    return learned
+
+
+@lru_cache(256)
+def _has_only_messages(names: tuple[str, ...]) -> bool:
+    """Whether `messages` is the only field that a format reads."""
+    return [name for name in names if name in NAMES] == ["messages"]
 
 
 def convert(found: DetectedFormat, record: Mapping[str, Any]) -> Record:

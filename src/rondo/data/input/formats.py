@@ -6,10 +6,14 @@ import gzip
 import io
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal, cast
+from functools import lru_cache
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
+
+import msgspec
 
 from rondo.base.errors import InvalidRequest, MissingExtra
 from rondo.data.input.containers import json_values, table_rows
@@ -68,8 +72,7 @@ class FilePart:
     """Size in bytes, for progress reports."""
 
 
-@dataclass(frozen=True)
-class ParsedRecord:
+class ParsedRecord(NamedTuple):
     number: int
     """Number of the line or row, from 1 at the start of the part."""
     record: Record | None
@@ -104,7 +107,7 @@ def parts_of(file: SourceFile, form: Form, size: int) -> list[FilePart]:
 
 
 def whole(file: SourceFile) -> FilePart:
-    end = _row_group_count(file) if kind_of(file.name) == "parquet" else file.size
+    end = int(_footer(file).num_row_groups) if kind_of(file.name) == "parquet" else file.size
     return FilePart(file, 0, end, file.size)
 
 
@@ -159,9 +162,8 @@ def _renamed(form: Form, convert: Convert) -> Convert:
 def lines_before(part: FilePart) -> int:
     """Number of lines or rows of the file before a part."""
     if kind_of(part.file.name) == "parquet":
-        with open_file(part.file.name) as file:
-            metadata = _parquet_file(file, part.file.name).metadata
-            return sum(metadata.row_group(i).num_rows for i in range(part.begin))
+        metadata = _footer(part.file)
+        return sum(metadata.row_group(i).num_rows for i in range(part.begin))
     if part.begin == 0:
         return 0
     with open_file(part.file.name) as file:
@@ -241,11 +243,21 @@ def _text(data: bytes, strip: bool = True) -> tuple[Record | None, str]:
 
 def _json_line(line: bytes, convert: Convert) -> tuple[Record | None, str]:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        if line.strip() in (b"[", b"[{", b"{"):
-            return None, f"not JSON ({error}): a file with one JSON document needs a name that ends in .json"
-        return None, f"not JSON ({error})"
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:  # the slower module accepts more, such as NaN, and its errors have the column
+            # Decoding first spares the detection of UTF-16 and UTF-32, whose lines cannot be separated anyway.
+            value = json.loads(line if line.startswith(BOM_UTF8) else line.decode())
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            if line.strip() in (b"[", b"[{", b"{"):
+                return (
+                    None,
+                    f"not JSON ({error}): a file with one JSON document needs a name that ends in .json",
+                )
+            return None, f"not JSON ({error})"
     return _of_value(value, convert)
 
 
@@ -297,7 +309,7 @@ def _stream(raw: BinaryIO, name: str) -> BinaryIO:
 
 def _parquet(part: FilePart, form: Form, convert: Convert) -> Iterator[ParsedRecord]:
     with open_file(part.file.name) as raw:
-        file = _parquet_file(raw, part.file.name)
+        file = _parquet_file(raw, part.file.name, _footer(part.file))
         wanted = {form.fields.get(name, name) for name in NAMES}
         columns = [name for name in file.schema_arrow.names if name in wanted]
         if not columns:
@@ -329,9 +341,8 @@ def _present(value: Any) -> Any:
 
 
 def _row_groups(file: SourceFile, size: int) -> list[FilePart]:
-    with open_file(file.name) as raw:
-        metadata = _parquet_file(raw, file.name).metadata
-        sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    metadata = _footer(file)
+    sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     parts, begin, held = [], 0, 0
     for i, own in enumerate(sizes):
         held += own
@@ -341,17 +352,19 @@ def _row_groups(file: SourceFile, size: int) -> list[FilePart]:
     return parts
 
 
-def _row_group_count(file: SourceFile) -> int:
+@lru_cache(maxsize=16)
+def _footer(file: SourceFile) -> Any:
+    """Metadata of a Parquet file, which lists all of its row groups and columns."""
     with open_file(file.name) as raw:
-        return int(_parquet_file(raw, file.name).metadata.num_row_groups)
+        return _parquet_file(raw, file.name).metadata
 
 
-def _parquet_file(raw: BinaryIO, name: str) -> Any:
+def _parquet_file(raw: BinaryIO, name: str, metadata: Any = None) -> Any:
     _pyarrow()
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(raw)
+        return pyarrow.parquet.ParquetFile(raw, metadata=metadata)
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{name} is not a Parquet file: {error}", param="data") from error
 

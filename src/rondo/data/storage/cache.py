@@ -24,8 +24,11 @@ PARTIAL = ".part"
 class Cache:
     """The cache. A file may be evicted while a process reads it; open handles stay valid."""
 
-    def __init__(self, limit: int, folder: Path | None = None) -> None:
-        self.limit = limit
+    def __init__(
+        self, limit: int, folder: Path | None = None, setting: str = "train.loader.cache_bytes"
+    ) -> None:
+        """`setting`: name of the limit, for errors."""
+        self.limit, self.setting = limit, setting
         self.folder = folder or cache_dir() / "objects"
 
     def fetch(self, file: SourceFile, sha256: str | None = None) -> Path:
@@ -33,8 +36,8 @@ class Cache:
         if file.size > self.limit:
             raise InvalidRequest(
                 f"{file.name} has {human_bytes(file.size)}, more than the cache may hold ({human_bytes(self.limit)}): "
-                "raise train.loader.cache_bytes.",
-                param="train.loader.cache_bytes",
+                f"raise {self.setting}.",
+                param=self.setting,
             )
         path = self.folder / _key(file)
         try:
@@ -62,7 +65,8 @@ class Cache:
                     found.update(chunk)
             if out.tell() != file.size or (sha256 and found.hexdigest() != sha256):
                 part.unlink()
-                raise StorageError(f"{file.name} does not match the index: it is damaged. Prepare it again.")
+                raise StorageError(f"{file.name} does not match its checksum: it is damaged. Write it again.")
+            out.flush()  # the object is visible before the file is closed
             os.replace(part, path)
 
     def _make_room(self, needed: int) -> None:

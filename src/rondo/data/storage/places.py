@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from rondo.base.errors import NotFound, StorageError, Unavailable
 from rondo.base.storage.files import atomic_write, move_file
 from rondo.base.storage.paths import path_of
-from rondo.data.storage.remote import is_remote, store_of, translated
+from rondo.base.storage.remote import is_remote, store_of, translated
 from rondo.hub.datasets import ensure_dataset
 from rondo.hub.names import HubName, hub_name
 from rondo.hub.transfer import Report

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from rondo.base.errors import InvalidRequest, StorageError
 from rondo.base.storage.hashing import sha256_file
 from rondo.base.storage.paths import path_of
+from rondo.base.storage.remote import is_remote, store_of, translated
 from rondo.data.batching.datasets import Learned
 from rondo.data.batching.sampler import DocumentSpan
 from rondo.data.storage.cache import Cache
 from rondo.data.storage.index import INDEX, LENGTHS, DataShard, Index, parse_index
 from rondo.data.storage.places import SourceFile, folder_of, open_file
-from rondo.data.storage.remote import is_remote, store_of, translated
 from rondo.data.storage.tar import offsets
 
 MAPPED_SHARDS = 4096

@@ -18,7 +18,8 @@ from pathlib import Path
 from rondo.base.errors import InvalidRequest, Overloaded, RondoError, Unavailable
 from rondo.base.telemetry.account import current
 from rondo.base.telemetry.log import get_logger
-from rondo.client.engine import PauseMode, WeightState
+from rondo.client.engine import PauseMode, RunningRequests, WeightState
+from rondo.client.protocol.prefix import PromptPieces
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.core import EngineCore
 from rondo.engine.entrypoints.inbox import Inbox
@@ -26,6 +27,7 @@ from rondo.engine.entrypoints.lifecycle import Hold, Lifecycle
 from rondo.engine.entrypoints.output import SampleReader, TextSource
 from rondo.engine.entrypoints.streams import RequestStream, Streams, resolve_all
 from rondo.engine.entrypoints.token_limits import with_bad_words
+from rondo.engine.kv.events import CacheEvents, request_pieces
 from rondo.engine.metrics.counters import EngineMetrics, record_request
 from rondo.engine.schedule.request import Request
 from rondo.engine.schedule.step import StepOutput
@@ -41,9 +43,15 @@ class AsyncEngine:
         self.core = core
         self.max_model_len = core.max_model_len
         self.max_queued = core.config.max_queued
+        self.max_running: int | None = core.config.max_num_seqs
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(core, model_name, lambda: self._lifecycle.serving)
         core.grammars.set_tokenizer(tokenizer)
+        self.cache_events: CacheEvents | None = (
+            core.pool.record_events() if core.config.prefix_cache else None
+        )
+        self._prompts: dict[str, PromptPieces] = {}
+        """Prefixes of prompts that have not been computed yet."""
         self._loader = AdapterLoader(core.adapters, core.config.max_queued)
         self._streams = Streams()
         self._inbox = Inbox()
@@ -90,6 +98,10 @@ class AsyncEngine:
         """Number of running and of waiting samples."""
         return self.core.scheduler.num_running, self.core.scheduler.num_waiting
 
+    def kv_load(self) -> dict[str, float]:
+        pool = self.core.pool
+        return {"kv_usage": pool.usage, "kv_free_tokens": pool.available * pool.block_size}
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
         self._check_open(request)
@@ -101,7 +113,8 @@ class AsyncEngine:
         try:
             async with self._loader.holding(request.adapter) as adapter:
                 # Not awaited: the reader is woken by the first step with output, or by an error.
-                self._inbox.post(lambda: self._open(request, stream, adapter))
+                pieces = request_pieces.get()
+                self._inbox.post(lambda: self._open(request, stream, adapter, pieces))
                 await stream.news()
             readers = [SampleReader(sample, self.tokenizer) for sample in stream.samples]
             while True:
@@ -178,11 +191,20 @@ class AsyncEngine:
         """Raises the errors of `update_weights` that can be detected without reading the weights."""
         await asyncio.to_thread(self.core.check_weights, path, version)
 
-    async def update_weights(self, path: Path, version: int) -> None:
+    async def update_weights(self, path: Path, version: int, requests: RunningRequests = "retain") -> None:
         """Switches to the weights in the folder `path` between two steps. On an error the engine continues with the old
         weights."""
+        core = self.core
         with self.metrics.operation("update_weights"):
-            await self._inbox.call(lambda: self.core.update_weights(path, version))
+            if core.stages_aside:
+                staged = await asyncio.to_thread(core.stage_weights, path, version)
+                await self._inbox.call(
+                    lambda: self._publish_ended(core.switch_weights(staged, version, requests))
+                )
+            else:
+                await self._inbox.call(
+                    lambda: self._publish_ended(core.update_weights(path, version, requests))
+                )
 
     async def start_weight_update(self) -> None:
         with self.metrics.operation("start_weight_update"):
@@ -274,11 +296,20 @@ class AsyncEngine:
 
     def _publish(self, step: StepOutput) -> None:
         self.metrics.observe(step, time.monotonic())
+        if self._prompts:
+            self._note_prefixes(step)
         self._streams.wake(
             {request.id for request in step.advanced}, {request.id for request in step.finished}
         )
         for request in step.finished:
             self._forget(request)
+
+    def _note_prefixes(self, step: StepOutput) -> None:
+        for request in (*step.advanced, *step.finished):
+            prompt = self._prompts.pop(request.id, None)
+            if prompt is not None and self.cache_events is not None:
+                blocks = request.prompt_length // self.core.pool.block_size
+                self.cache_events.computed(prompt, request.prompt_length, request.keys[:blocks])
 
     def _run_commands(self) -> None:
         self._inbox.wait(self._is_due)
@@ -298,7 +329,13 @@ class AsyncEngine:
     def _waiters_are_due(self) -> bool:
         return self._lifecycle.hold_is_due or (bool(self._idle_waiters) and not self.core.has_work)
 
-    def _open(self, request: GenerateRequest, stream: RequestStream, adapter: LoadedAdapter | None) -> None:
+    def _open(
+        self,
+        request: GenerateRequest,
+        stream: RequestStream,
+        adapter: LoadedAdapter | None,
+        pieces: PromptPieces | None,
+    ) -> None:
         try:
             if self._failure is not None:
                 raise self._failure
@@ -308,6 +345,8 @@ class AsyncEngine:
             stream.fail(error)
         else:
             self._streams[request.id] = stream
+            if pieces is not None:
+                self._prompts[request.id] = pieces
 
     def _leave(self, request_id: str, stream: RequestStream) -> None:
         """Ends the request's remaining samples after its reader has left."""
@@ -330,6 +369,7 @@ class AsyncEngine:
     def _forget(self, request: Request) -> None:
         if not self.core.has_request(request.id):
             self._streams.pop(request.id, None)
+            self._prompts.pop(request.id, None)
 
     def _close_all(self) -> None:
         for request_id in list(self._streams):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from rondo.engine.kv.events import CacheEvents
 from rondo.engine.kv.window import Window
 
 Identity = tuple[int, int, tuple[int, ...]]
@@ -49,6 +50,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._index: dict[int, int] = {}
         self._identity: list[Identity | None] = [None] * num_blocks
+        self.events: CacheEvents | None = None
 
     @property
     def available(self) -> int:
@@ -161,6 +163,8 @@ class BlockPool:
         self._identity = [None] * self.num_blocks
         self._free.extend(self._cached)
         self._cached.clear()
+        if self.events is not None:
+            self.events.emptied()
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
@@ -168,6 +172,8 @@ class BlockPool:
         assert identity is not None
         del self._index[identity[0]]
         self._identity[block] = None
+        if self.events is not None:
+            self.events.evicted(identity[0])
         return block
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rondo.engine.kv.blocks import GONE, BlockPool, Table, link, link_for_good
+from rondo.engine.kv.events import CacheEvents
 from rondo.engine.schedule.request import Request
 
 Pairs = list[tuple[int, int]]
@@ -27,6 +28,14 @@ class GroupedPool:
         self.block_size = groups[0].block_size
         self.prefix_cache = groups[0].prefix_cache
         self._link = link if all(group.window is None for group in groups) else link_for_good
+
+    def record_events(self) -> CacheEvents:
+        """Records the prefixes that are stored and dropped, for routers. A prefix is stored while all groups have its
+        last block."""
+        events = CacheEvents(lambda key: all(group.published(key) for group in self.groups), self.block_size)
+        for group in self.groups:
+            group.events = events
+        return events
 
     @property
     def available(self) -> int:

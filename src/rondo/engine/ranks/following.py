@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rondo.base.errors import RondoError
+from rondo.client.engine import RunningRequests
 from rondo.client.structured import StructuredOutputsParams
 from rondo.client.types import GenerateRequest
 from rondo.engine.ranks.outbox import RankMessage
@@ -16,6 +17,7 @@ from rondo.engine.ranks.rank_core import RankCore, digest_of_plan, digest_of_tok
 from rondo.engine.ranks.ranks import AdapterRead, RankSetup
 from rondo.engine.runner.runner import StepResult
 from rondo.engine.schedule.plan import StepPlan
+from rondo.engine.schedule.request import Request
 from rondo.engine.speculate.controller import Controller
 from rondo.engine.structured.vocabulary import Vocabulary
 from rondo.engine.weights.adapters import LoadedAdapter
@@ -83,10 +85,13 @@ class FollowerRank(RankCore):
         for number in numbers:
             self._served.pop(number, None)
 
-    def update_weights(self, folder: Path, version: int) -> None:
+    def update_weights(
+        self, folder: Path, version: int, requests: RunningRequests = "retain"
+    ) -> list[Request]:
         # An update that fails is refused on all ranks, and rank 0 reports it.
         with contextlib.suppress(RondoError):
-            super().update_weights(folder, version)
+            return super().update_weights(folder, version, requests)
+        return []
 
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)

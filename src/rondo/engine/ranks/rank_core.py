@@ -33,6 +33,8 @@ def load_shard(setup: RankSetup) -> tuple[ShardedDecoder, RankGroup]:
 
 
 class RankCore(EngineCore):
+    stages_aside = False
+
     def __init__(self, model: ShardedDecoder, group: RankGroup, setup: RankSetup) -> None:
         self.group = group
         self.shard = model

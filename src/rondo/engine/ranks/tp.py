@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rondo.base.errors import ConfigError, RondoError
+from rondo.client.engine import RunningRequests
 from rondo.client.types import FinishReason, GenerateRequest
 from rondo.engine.config import EngineConfig
 from rondo.engine.core import EngineCore
@@ -152,12 +153,14 @@ class Leader(RankCore):
         super().reset_prefix_cache()
         self.outbox.queue("reset_prefix_cache")
 
-    def update_weights(self, folder: Path, version: int) -> None:
+    def update_weights(
+        self, folder: Path, version: int, requests: RunningRequests = "retain"
+    ) -> list[Request]:
         self._check_update(version)
         self.ranks.check()
-        self.outbox.send(("update_weights", (folder, version)))
+        self.outbox.send(("update_weights", (folder, version, requests)))
         try:
-            super().update_weights(folder, version)
+            return super().update_weights(folder, version, requests)
         except RondoError:
             raise
         except Exception as error:

@@ -34,9 +34,13 @@ class _OfChild:
         return {}
 
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return Unavailable(
+                "vLLM ended and is being started again. Ask again in a while.", code="engine_restarting"
+            )
         return Unavailable(
             "vLLM ended in the middle of this request; it is being started again. Ask again in a while.",
-            code="engine_restarting",
+            code="engine_failed",
         )
 
     def _refused(self, answer: httpx.Response) -> RondoError:

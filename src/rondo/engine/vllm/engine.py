@@ -18,7 +18,7 @@ from rondo.base.errors import (
 )
 from rondo.base.telemetry.account import current
 from rondo.base.telemetry.log import get_logger
-from rondo.client.engine import PauseMode, WeightState
+from rondo.client.engine import PauseMode, RunningRequests, WeightState
 from rondo.client.types import GenerateRequest, TokenChunk
 from rondo.engine.config import EngineConfig
 from rondo.engine.entrypoints.output import SampleReader, TextSource
@@ -57,6 +57,7 @@ class VllmEngine:
         self.model = model
         self.max_model_len = max_model_len
         self.max_queued = config.max_queued
+        self.max_running: int | None = config.max_num_seqs
         self.tokenizer = tokenizer
         self.metrics = VllmMetrics(self, model_name)
         self.folder = folder
@@ -105,6 +106,10 @@ class VllmEngine:
         in_flight = self.in_flight
         running = min(in_flight, self.config.max_num_seqs)
         return running, in_flight - running
+
+    def kv_load(self) -> dict[str, float]:
+        """Unknown: vLLM reports its KV cache in its metrics."""
+        return {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Streams the request's samples. Leaving the iterator early aborts the request."""
@@ -186,15 +191,20 @@ class VllmEngine:
         self._check_update(version)
         await asyncio.to_thread(check_version, path, self.model)
 
-    async def update_weights(self, path: Path, version: int) -> None:
+    async def update_weights(self, path: Path, version: int, requests: RunningRequests = "retain") -> None:
         """vLLM stops between two steps while its workers read the folder. If one fails, all read the
         old weights again."""
+        if requests == "recompute":
+            raise ConfigError(
+                "vLLM does not compute the KV cache of running requests again: use retain or abort.",
+                param="requests",
+            )
         await self.check_weights(path, version)
         self._check_update(version)
         self._update.stage()
         with self.metrics.operation("update_weights"):
             # A cancelled caller leaves the transfer running; the update ends with the transfer.
-            await asyncio.shield(self._transfer(path, version))
+            await asyncio.shield(self._transfer(path, version, requests))
 
     async def start_weight_update(self) -> None:
         raise ConfigError(
@@ -272,9 +282,9 @@ class VllmEngine:
                 param="logprobs_mode",
             )
 
-    async def _transfer(self, folder: Path, version: int) -> None:
+    async def _transfer(self, folder: Path, version: int, requests: RunningRequests) -> None:
         try:
-            await self.backend.pause("keep")
+            await self.backend.pause("abort" if requests == "abort" else "keep")
             try:
                 await self._quiet()
                 await self._replace(folder, version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +11,14 @@ from rondo.base.errors import ModelError
 from rondo.engine.weights.sleep import Reload
 from rondo.models import Decoder, ModelConfig, parse, read_config
 from rondo.models.files.checkpoint import check
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """A version that was read next to the weights in use; `reload` reads it again."""
+
+    tensors: dict[str, Tensor]
+    reload: Reload
 
 
 def read_version(model: Decoder, read: Reload, folder: Path) -> dict[str, Tensor]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
 
 USAGE = b'"usage"'
-END = b"\n\n"
+EVENT = b"data:"
+ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+"""Ends of an event: servers use each of the three line ends that the format allows."""
+END = re.compile(b"|".join(ENDS))
+LARGEST_EVENT = 1 << 20
+"""A longer part of a stream without the end of an event is passed on at once."""
 LARGEST_METERED = 16 << 20
 """A larger JSON response is passed on, and its estimate is not corrected."""
 
@@ -41,7 +47,9 @@ class TokenMeter:
         self.stream, self.strip = stream, strip
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
-        self._held = b""
+        self.events = 0
+        """Events of a stream so far, from which the tokens of a response without counts are estimated."""
+        self._held = bytearray()
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -58,26 +66,35 @@ class TokenMeter:
             if self._size <= LARGEST_METERED:
                 self._parts.append(chunk)
             return chunk
-        data = self._held + chunk
-        end = data.rfind(END) + len(END)
-        if end < len(END):
-            self._held = data
+        if not self._held and chunk.endswith(b"\n\n") and USAGE not in chunk:
+            self.events += chunk.count(EVENT)
+            return chunk
+        begin = max(0, len(self._held) - 3)
+        self._held += chunk
+        end = last_end(self._held, begin)
+        if not end and len(self._held) <= LARGEST_EVENT:
             return b""
-        whole, self._held = data[:end], data[end:]
+        end = end or len(self._held)
+        whole = bytes(self._held[:end])
+        del self._held[:end]
+        self.events += whole.count(EVENT)
         return b"".join(self._without_counts(whole)) if USAGE in whole else whole
 
     def finish(self) -> bytes:
         """The rest, at the end of the response."""
-        held, self._held = self._held, b""
+        held, self._held = bytes(self._held), bytearray()
         if not self.stream:
             self._read(b"".join(self._parts))
         return held
 
     def _without_counts(self, events: bytes) -> Iterator[bytes]:
-        for event in events.split(END)[:-1]:
+        begin = 0
+        for end in END.finditer(events):
+            event, begin = events[begin : end.end()], end.end()
             counted = USAGE in event and self._read(event[event.find(b"{") :])
             if not (counted and self.strip):
-                yield event + END
+                yield event
+        yield events[begin:]
 
     def _read(self, text: bytes) -> bool:
         """Whether the text is an event of token counts alone."""
@@ -92,3 +109,9 @@ class TokenMeter:
         self.input_tokens = usage.input_tokens if given is None else given
         self.output_tokens = usage.output_tokens if made is None else made
         return bytes(answer.choices) == b"[]"
+
+
+def last_end(data: bytearray, begin: int) -> int:
+    """Position after the last event; 0 if none ends behind `begin`."""
+    found = ((data.rfind(end, begin), len(end)) for end in ENDS)
+    return max((at + size for at, size in found if at >= 0), default=0)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rondo import __version__
 from rondo.base.errors import RondoError
@@ -20,6 +20,10 @@ from rondo.supervisor.logs import parts_with_logs, read_log
 
 router = APIRouter(tags=["health"])
 STORE_SECONDS = 2.0
+PROBES = frozenset(
+    ["/health", "/ready", "/v1/health", "/v1/health/live", "/v1/health/keepalive", "/v1/health/ready"]
+)
+"""Paths that also allow HEAD."""
 
 ENGINES = metrics.gauge("gateway_engines", "Engines, by state", ("state",))
 STATES = ("ready", "starting", "unreachable", "draining")
@@ -34,6 +38,8 @@ class LogText(BaseModel):
     part: str
     file: str
     """Changes when the log is rotated."""
+    older: str | None
+    """The file before, which can be read until a rotation removes it."""
     start: int
     end: int
     """Offset for the next request, to follow the log."""
@@ -43,6 +49,7 @@ class LogText(BaseModel):
 
 @router.get("/health")
 @router.get("/v1/health/live")
+@router.get("/v1/health/keepalive")
 async def live() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
@@ -51,9 +58,11 @@ async def live() -> dict[str, str]:
 @router.get("/ready")
 @router.get("/v1/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """Whether model requests can be answered: the store works and at least one engine is ready."""
+    """Whether model requests can be answered: the store works, at least one engine is ready, and the gateway does not
+    shut down."""
     report = await _report(request)
-    good = report["store"]["status"] == "ok" and report["engines"]["ready"] > 0
+    works = all(report[part]["status"] == "ok" for part in ("gateway", "store"))
+    good = works and report["engines"]["ready"] > 0
     return JSONResponse({"ready": good}, status_code=200 if good else 503)
 
 
@@ -61,20 +70,21 @@ async def ready(request: Request) -> JSONResponse:
 async def health(request: Request) -> JSONResponse:
     """State of each component: 200 if all work, 503 if one fails."""
     report = await _report(request)
-    good = all(report[part]["status"] == "ok" for part in ("store", "engines"))
+    good = all(each["status"] == "ok" for each in report.values())
     return JSONResponse(
         {"status": "ok" if good else "degraded", "version": __version__, "components": report},
         status_code=200 if good else 503,
     )
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def show_metrics(request: Request, key: AnyKey) -> Response:
     """Metrics for Prometheus."""
     fleet: Fleet = request.app.state.fleet
     states = [each.state for each in fleet.engines.values()]
     for state in STATES:
         ENGINES.labels(state).set(states.count(state))
+    request.app.state.forward.gate.note_metrics()
     return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
 
 
@@ -95,10 +105,11 @@ def read_part(
     file: Annotated[str | None, Query(max_length=100, description="`file` of an earlier answer")] = None,
 ) -> LogText:
     """Whole lines of a part's log. To follow it, set `offset` to `end` and `file` to that of the earlier answer;
-    to scroll back, set an `offset` below `start`."""
+    to scroll back, set an `offset` below `start`, or `file` to `older` for the end of the file before."""
     piece = read_log(part, offset, limit, file)
     text = piece.data.decode(errors="replace")
-    return LogText(part=part, file=piece.file, start=piece.start, end=piece.end, size=piece.size, text=text)
+    place = {"start": piece.start, "end": piece.end, "size": piece.size}
+    return LogText(part=part, file=piece.file, older=piece.older, **place, text=text)
 
 
 async def _report(request: Request) -> dict[str, Any]:
@@ -106,8 +117,10 @@ async def _report(request: Request) -> dict[str, Any]:
     engines = list(fleet.engines.values())
     good = sum(each.state == "ready" for each in engines)
     bad = sum(each.state == "unreachable" for each in engines)
+    forward = request.app.state.forward
+    status = "shutting_down" if forward.closing else "ok"
     return {
-        "gateway": {"status": "ok", "active_requests": request.app.state.forward.active},
+        "gateway": {"status": status, "active_requests": forward.active},
         "store": await _store(request),
         "engines": {"status": "ok" if good and not bad else "error", "ready": good, "total": len(engines)},
     }

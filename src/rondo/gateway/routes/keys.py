@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rondo.base.errors import Forbidden
-from rondo.control.key import Key, Rights, Role, Scope
+from rondo.base.errors import Forbidden, StorageError, Unavailable
+from rondo.control.key import SCOPES, Key, Rights, Role, Scope, ServiceTier
+from rondo.control.keys import LOCAL
 from rondo.control.store.clock import microseconds
-from rondo.gateway.auth import LOCAL
+from rondo.gateway.auth import in_time
 from rondo.gateway.routes.security import AdminKey, AnyKey
 
 router = APIRouter(tags=["keys"])
@@ -24,13 +26,15 @@ class NewKey(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=100)
     role: Role = "user"
-    scopes: list[Scope] = Field(default=["inference", "files", "batches", "jobs", "queue"])
+    scopes: list[Scope] = Field(default=list(SCOPES))
     models: list[str] = []
     requests_per_minute: Quota = None
     tokens_per_minute: Quota = None
     tokens_per_day: Quota = None
     expires_in: Annotated[float | None, Field(gt=0, le=10 * 366 * 86400)] = None
     """Seconds from now."""
+    service_tier: ServiceTier = "default"
+    """Highest service tier of its requests."""
 
 
 class ShownKey(BaseModel):
@@ -46,6 +50,7 @@ class ShownKey(BaseModel):
     """Seconds since the epoch."""
     expires: float | None
     revoked: float | None
+    service_tier: ServiceTier
     key: str | None = None
     """The text of a new key. It is shown once."""
 
@@ -78,7 +83,7 @@ async def own_key(key: AnyKey) -> ShownKey:
 @router.get("/v1/keys")
 async def list_keys(request: Request, key: AdminKey) -> KeyList:
     """All keys, revoked ones included, without their text."""
-    return KeyList(data=[_shown(each) for each in await request.app.state.keys.all()])
+    return KeyList(data=[_shown(each) for each in await in_time(request.app.state.keys.all())])
 
 
 @router.post("/v1/keys", status_code=201)
@@ -93,15 +98,16 @@ async def create_key(request: Request, body: NewKey, key: AdminKey) -> ShownKey:
         body.tokens_per_minute,
         body.tokens_per_day,
         expires,
+        body.service_tier,
     )
-    made, text = await request.app.state.keys.make(body.name, rights)
+    made, text = await in_time(request.app.state.keys.make(body.name, rights))
     return _shown(made).model_copy(update={"key": text})
 
 
 @router.delete("/v1/keys/{id}")
 async def revoke_key(request: Request, id: str, key: AdminKey) -> ShownKey:
     """Revokes a key. Requests under way end; further ones are refused."""
-    revoked = await request.app.state.keys.revoke(id)
+    revoked = await in_time(request.app.state.keys.revoke(id))
     request.app.state.auth.forget()
     return _shown(revoked)
 
@@ -119,11 +125,13 @@ async def usage(
     admin = key.rights.role == "admin"
     if of is not None and of != key.id and not admin:
         raise Forbidden("Usage of another key needs an admin's key.", code="admin_only")
-    known = await request.app.state.keys.all() if admin and of is None else ()
+    known = await in_time(request.app.state.keys.all()) if admin and of is None else ()
+    with suppress(StorageError, Unavailable):  # a disk that is full can still be read
+        await in_time(request.app.state.usage.flush())
     ids = [LOCAL.id, *(each.id for each in known)] if admin and of is None else [of or key.id]
     rows: list[UsageRow] = []
     for id in ids:
-        found: list[Any] = await request.app.state.usage.usage(id, since)
+        found: list[Any] = await in_time(request.app.state.usage.usage(id, since))
         rows += [UsageRow(key=id, **vars(each)) for each in found]
     return UsageList(data=rows)
 
@@ -142,4 +150,5 @@ def _shown(key: Key) -> ShownKey:
         created=key.created / SECOND,
         expires=None if rights.expires is None else rights.expires / SECOND,
         revoked=None if key.revoked is None else key.revoked / SECOND,
+        service_tier=rights.service_tier,
     )

@@ -10,11 +10,13 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from rondo.control.key import Key, Scope
-from rondo.gateway.auth import PROXIED, Authenticator, check_admin
+from rondo.gateway.auth import PROXIED, Authenticator, check_admin, check_worker
 
 ADMIN = "admin"
 ANY = "any"
 """Any valid key."""
+WORKER = "worker"
+"""A key with the role worker, or an admin's."""
 OPEN = "open"
 """No key: health probes, the page's files and the API description."""
 
@@ -32,6 +34,8 @@ async def authorize(
     for scope in needed.scopes:
         if scope == ADMIN:
             check_admin(key)
+        elif scope == WORKER:
+            check_worker(key)
         elif scope in get_args(Scope):
             key.may(cast(Scope, scope))
     return key
@@ -39,6 +43,17 @@ async def authorize(
 
 AdminKey = Annotated[Key, Security(authorize, scopes=[ADMIN])]
 AnyKey = Annotated[Key, Security(authorize, scopes=[ANY])]
+WorkerKey = Annotated[Key, Security(authorize, scopes=[WORKER])]
+QueueKey = Annotated[Key, Security(authorize, scopes=["queue"])]
+FilesKey = Annotated[Key, Security(authorize, scopes=["files"])]
+InferenceKey = Annotated[Key, Security(authorize, scopes=["inference"])]
+JobsKey = Annotated[Key, Security(authorize, scopes=["jobs"])]
+BatchesKey = Annotated[Key, Security(authorize, scopes=["batches"])]
+
+
+def owner_of(key: Key) -> str | None:
+    """The owner whose objects the key reaches; None for the objects of all owners, which an admin reaches."""
+    return None if key.rights.role == "admin" else key.id
 
 
 def route_table(routers: Iterable[APIRouter]) -> Iterator[tuple[str, str, str]]:

@@ -51,7 +51,7 @@ class Multi:
             return _merge(scores, formula(self.calculate_output, self.graders).value)
         except ArithmeticError as error:
             failed = f"calculate_output {self.calculate_output!r} has no value: {error}"
-            return Score("error", 0.0, _parts(scores), failed)
+            return Score("error", 0.0, _parts(scores), failed, _faults(scores))
 
 
 def combine(graders: Mapping[str, Grader], weights: Mapping[str, float]) -> Combined:
@@ -78,7 +78,13 @@ def _merge(scores: Mapping[str, Score], total: Callable[[Mapping[str, float]], f
     detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items() if score.detail)
     outcome = _worst(scores)
     value = total({name: score.total for name, score in scores.items()}) if outcome == "ok" else 0.0
-    return Score(outcome, value, _parts(scores), detail)
+    return Score(outcome, value, _parts(scores), detail, _faults(scores))
+
+
+def _faults(scores: Mapping[str, Score]) -> dict[str, str]:
+    return {
+        fault: f"{name}: {said}" for name, score in scores.items() for fault, said in score.faults.items()
+    }
 
 
 def _parts(scores: Mapping[str, Score]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from rondo.base.errors import ConfigError, InvalidRequest
-from rondo.graders.score import Sample
+from rondo.graders.score import Sample, Score
 
 _SLOT = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"""\.([A-Za-z_0-9][\w-]*)|\[(\d{1,9})\]|\[(?:"([^"]*)"|'([^']*)')\]""")
@@ -27,6 +27,13 @@ Step = str | int
 
 class NotInOutput(Exception):
     """The answer lacks a field that a template uses: the policy's failure, with a score of 0."""
+
+    def __init__(self, message: str, fault: str = "invalid_variable_error") -> None:
+        super().__init__(message)
+        self.fault = fault
+
+    def score(self) -> Score:
+        return Score("ok", 0.0, detail=str(self), faults={self.fault: str(self)})
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def output_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise NotInOutput(f"the answer is not JSON ({str(error)[:100]})") from None
+        raise NotInOutput(f"the answer is not JSON ({str(error)[:100]})", "sample_parse_error") from None
 
 
 def _path(written: str, param: str) -> _Path:

@@ -15,7 +15,7 @@ from rondo.graders.execution.programs import serve
 from rondo.graders.sandbox import SandboxLimits, SandboxRun, WorkerLost
 from rondo.graders.sandbox.isolation import require
 from rondo.graders.sandbox.shared import shared, threads
-from rondo.graders.score import Sample, Score
+from rondo.graders.score import Outcome, Sample, Score
 from rondo.graders.turns import in_turn
 
 LONGEST = 256 * 1024
@@ -46,12 +46,11 @@ class PythonGrader:
     packages: tuple[str, ...] = ()
     """Folders of packages that the source may import in addition to the standard library."""
     image_tag: str | None = None
+    """Image of OpenAI's. It has no effect: the sandbox has Python's library and `packages`."""
     allow_exec: bool = False
     """Whether the source may call `exec`, `eval` and similar functions, which expose the verdict to an answer."""
 
     def __post_init__(self) -> None:
-        if self.image_tag:
-            raise ConfigError("image_tag names an image of OpenAI's; leave it out.", param="image_tag")
         if self.seconds <= 0:
             raise ConfigError(f"seconds is {self.seconds}; it must be above 0.", param="seconds")
         if len(self.source) > LONGEST:
@@ -77,7 +76,8 @@ class PythonGrader:
         try:
             return _score(await in_turn(threads(self.packages), run), mark)
         except WorkerLost as error:
-            return Score("error", 0.0, detail=str(error)[:500])
+            lost = str(error)[:500]
+            return Score("error", 0.0, detail=lost, faults={"python_grader_server_error": lost})
 
     def _limits(self) -> SandboxLimits:
         return replace(SandboxLimits(), seconds=self.seconds, cpu_seconds=max(1, math.ceil(self.seconds)))
@@ -85,18 +85,22 @@ class PythonGrader:
 
 def _score(run: SandboxRun, mark: str) -> Score:
     if run.why in ("wall", "cpu", "busy"):
-        return Score("timeout", 0.0, detail="grade took too long")
+        return _failed("grade took too long", "timeout")
     output = run.output.decode(errors="replace")
     if not run.ok or not output.startswith(mark):
         last = run.errors.decode(errors="replace").strip().rpartition("\n")[2]
         why = {"memory": "too much memory", "output": "too much output"}.get(
             run.why, last or "it gave no number"
         )
-        return Score("error", 0.0, detail=f"grade failed: {why}"[:500])
+        return _failed(f"grade failed: {why}"[:500])
     value = float(json.loads(output.removeprefix(mark)))
     if not math.isfinite(value):
-        return Score("error", 0.0, detail=f"grade returned {value}")
+        return _failed(f"grade returned {value}")
     return Score("ok", value)
+
+
+def _failed(detail: str, outcome: Outcome = "error") -> Score:
+    return Score(outcome, 0.0, detail=detail, faults={"python_grader_runtime_error": detail})
 
 
 def _check(source: str, allow_exec: bool) -> None:

@@ -35,6 +35,14 @@ _SAMPLING = {  # OpenAI's names in a grader -> in a request
 class NoVerdict(Exception):
     """The judge's answer is not a valid verdict."""
 
+    fault = "model_grader_parse_error"
+
+
+class JudgeRefusal(NoVerdict):
+    """The judge refused to answer."""
+
+    fault = "model_grader_refusal_error"
+
 
 @dataclass(frozen=True)
 class ScoreModel:
@@ -114,25 +122,26 @@ async def _judged(judge: Judge, sample: Sample, schema: dict[str, Any], form: st
     try:
         messages = _filled(judge.input, sample)
     except NotInOutput as error:
-        return Score("ok", 0.0, detail=str(error))
+        return error.score()
     body: dict[str, Any] = {"model": judge.model, "messages": messages, **_options(judge.sampling_params)}
     if judge.structured:
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     else:
         body["messages"] = [*messages, {"role": "user", "content": f"Answer with JSON alone: {form}"}]
-    problem, tokens = "", 0
+    problem, tokens = NoVerdict(), 0
     for _ in range(judge.garbage_retries + 1):
         try:
             answer = await judge.endpoint.chat(body)
         except TimeoutError as error:
-            return Score("timeout", 0.0, detail=str(error))
+            return Score("timeout", 0.0, detail=str(error), faults={"model_grader_server_error": str(error)})
         tokens += sum(used(answer))
         try:
             return Score("ok", read(_content(answer)), detail=f"{tokens} tokens of {judge.model}")
         except NoVerdict as error:
-            problem = str(error)
+            problem = error
     _log.warning("a judge gave no verdict: %s", problem, extra={"judge": judge.model})
-    return Score("error", 0.0, detail=f"{judge.model} gave no verdict: {problem}")
+    said = f"{judge.model} gave no verdict: {problem}"
+    return Score("error", 0.0, detail=said, faults={problem.fault: said})
 
 
 def _check(messages: Sequence[Mapping[str, Any]], model: str, sampling: Mapping[str, Any]) -> None:
@@ -217,7 +226,7 @@ def _content(answer: Mapping[str, Any]) -> str:
         raise NoVerdict("there is no choice with a message") from None
     if not isinstance(content, str) or not content.strip():
         refusal = message.get("refusal")
-        raise NoVerdict(f"it refused: {str(refusal)[:200]}" if refusal else "it said nothing")
+        raise JudgeRefusal(f"it refused: {str(refusal)[:200]}") if refusal else NoVerdict("it said nothing")
     return content
 
 

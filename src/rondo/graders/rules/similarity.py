@@ -78,7 +78,7 @@ class TextSimilarity:
             given = template(self.input, "input").fill(sample)
             reference = template(self.reference, "reference").fill(sample)
         except NotInOutput as error:
-            return Score("ok", 0.0, detail=str(error))
+            return error.score()
         try:
             return Score("ok", await self._compare(given, reference))
         except TimeoutError as error:

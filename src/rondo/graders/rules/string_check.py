@@ -37,7 +37,7 @@ class StringCheck:
             given = template(self.input, "input").fill(sample)
             reference = template(self.reference, "reference").fill(sample)
         except NotInOutput as error:
-            return Score("ok", 0.0, detail=str(error))
+            return error.score()
         return Score("ok", float(self.holds(given, reference)))
 
     def holds(self, given: str, reference: str) -> bool:

@@ -15,6 +15,7 @@ from rondo.base.errors import ModelError
 from rondo.base.storage.files import atomic_dir
 from rondo.base.storage.gguf import is_gguf
 from rondo.base.telemetry.activity import activity
+from rondo.hub.cache import repo_of_snapshot
 from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
 from rondo.models.architecture import ModelConfig
 from rondo.models.decoder import Decoder
@@ -64,7 +65,7 @@ def load(
     if keep_quantized and is_gguf(folder):
         config |= kept_quantization(folder)
     model = build(parse(config))
-    with activity(f"loading the weights of {folder.name}"):
+    with activity(f"loading the weights of {_shown(folder)}"):
         fill(model, model.slots(), folder, dtype, device, progress)
     model.folder = folder.absolute()
     return model
@@ -237,3 +238,9 @@ def save_into(
     config = dict(model.config.hf or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     write(folder, tensors, max_shard_bytes, progress or (lambda count: None))
+
+
+def _shown(folder: Path) -> str:
+    """The folder of a model of the Hugging Face Hub is named by its commit."""
+    found = repo_of_snapshot(folder)
+    return folder.name if found is None else found[0]

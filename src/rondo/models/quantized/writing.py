@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from rondo.models.decoder import Decoder
 from rondo.models.files.mapping import Outgoing, plain_outgoing
 from rondo.models.files.safetensors_write import write
 from rondo.models.files.slots import Slot, TensorMapping
-from rondo.models.quantized.formats import LAYOUTS, NF4_STATE
+from rondo.models.quantized.formats import LAYOUTS, NF4_STATE, Made
 from rondo.models.quantized.parts import quantized_weights
 from rondo.models.quantized.reading import Weight, stacked
 from rondo.ops import Quantized
@@ -34,20 +34,29 @@ def outgoing(model: Decoder, plain: list[Slot], weights: list[Weight]) -> list[O
     parameters = {name: each.detach() for name, each in model.named_parameters(remove_duplicate=False)}
     tensors = plain_outgoing(plain, parameters)
     held = quantized_weights(model)
-    scale_type = model.dtype
-    for weight in weights:
-        if weight.scheme.format in ("gptq", "awq") and scale_type == torch.float32:
-            tensors += _of(weight, held, torch.float16)
-        else:
-            tensors += _of(weight, held, scale_type)
+    types = [_scale_type(weight, model.dtype) for weight in weights]
+
+    @lru_cache(maxsize=1)
+    def written(index: int) -> Made:
+        """The tensors of a weight are written one after another, and some share a computation."""
+        weight = weights[index]
+        layout = LAYOUTS[weight.scheme.format]
+        assert layout.write is not None
+        return layout.write(weight.scheme, _whole(weight.slot, held), types[index])
+
+    for index, weight in enumerate(weights):
+        tensors += _of(weight, partial(written, index), types[index])
     return tensors
 
 
-def _of(weight: Weight, held: dict[str, Quantized], scale_type: torch.dtype) -> list[Outgoing]:
+def _scale_type(weight: Weight, dtype: torch.dtype) -> torch.dtype:
+    halves = weight.scheme.format in ("gptq", "awq") and dtype == torch.float32
+    return torch.float16 if halves else dtype
+
+
+def _of(weight: Weight, written: Callable[[], Made], scale_type: torch.dtype) -> list[Outgoing]:
     def make(ends: str) -> Tensor:
-        layout = LAYOUTS[weight.scheme.format]
-        assert layout.write is not None
-        return layout.write(weight.scheme, _whole(weight.slot, held), scale_type)[ends]()
+        return written()[ends]()
 
     return [
         Outgoing(

@@ -89,17 +89,24 @@ class RankStore:
         """Waits until the first rank has confirmed that it reports the failure to the user; returns False after a
         timeout.
         """
+        heard = self._wait_for(["heard"], seconds)
+        with contextlib.suppress(StoreLost), _kept():
+            self._store.set(f"parted/{self.world.rank}", "1")
+        return heard
+
+    def wait_parted(self, seconds: float) -> None:
+        """Keeps the store of the first rank until the others know that it reports the failure."""
+        self._wait_for([f"parted/{rank}" for rank in range(1, self.world.size)], seconds)
+
+    def _wait_for(self, keys: list[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         with contextlib.suppress(StoreLost):
             while time.monotonic() < deadline:
-                if self._heard():
-                    return True
+                with _kept():
+                    if self._store.check(keys):
+                        return True
                 time.sleep(0.02)
         return False
-
-    def _heard(self) -> bool:
-        with _kept():
-            return bool(self._store.check(["heard"]))
 
 
 @contextlib.contextmanager

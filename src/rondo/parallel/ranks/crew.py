@@ -40,6 +40,8 @@ SILENT_SECONDS = 3.0
 """Seconds without a heartbeat after which a rank, or its machine, counts as dead."""
 PARTING_SECONDS = 10.0
 """Seconds in which a rank must end by itself after it has learned of a failure."""
+HEARD_SECONDS = 2.0
+"""Seconds for which the first rank keeps its store after a failure: ranks that were killed never answer."""
 PATIENCE = 5
 """Multiple of the second longest earlier duration of the same kind of work after which a rank counts as hung."""
 DUMP_SECONDS = 2.0
@@ -58,14 +60,19 @@ class RankSupervisor:
     """Supervisor of this rank; a job of one process needs none, and `RankSupervisor()` does nothing."""
 
     def __init__(
-        self, world: World | None = None, board: RankStore | None = None, config: LayoutConfig | None = None
+        self,
+        world: World | None = None,
+        board: RankStore | None = None,
+        config: LayoutConfig | None = None,
+        section: str = "train",
     ) -> None:
+        """`section` of the settings has the layout, for error messages."""
         self.world = world or World()
         self.asked_to_stop = False
         self.interrupted = False
         """Whether the stop request is a Ctrl-C."""
         self._heeding = self._in_steps = False
-        self._watch = _Watch(board, config or LayoutConfig()) if board else None
+        self._watch = _Watch(board, config or LayoutConfig(), section) if board else None
 
     @property
     def first(self) -> bool:
@@ -168,13 +175,15 @@ class RankSupervisor:
 
 
 @contextlib.contextmanager
-def together(world: World, config: LayoutConfig, device: torch.device) -> Iterator[RankSupervisor]:
+def together(
+    world: World, config: LayoutConfig, device: torch.device, section: str = "train"
+) -> Iterator[RankSupervisor]:
     """Joins the other ranks, yields their supervisor, and leaves the process group at the end."""
     if world.size == 1:
         yield RankSupervisor()
         return
-    meet(world, config.timeout, device)
-    crew = RankSupervisor(world, RankStore(world), config)
+    meet(world, config.timeout, device, section)
+    crew = RankSupervisor(world, RankStore(world), config, section)
     try:
         with _handling(_terminate, among=True):
             yield crew
@@ -257,7 +266,8 @@ def _kind(what: str) -> str:
 class _Watch:
     """Watchdog thread, which sends this rank's heartbeats and checks that all ranks make progress."""
 
-    def __init__(self, board: RankStore, config: LayoutConfig) -> None:
+    def __init__(self, board: RankStore, config: LayoutConfig, section: str = "train") -> None:
+        self._section = section
         self.folder: Path | None = None
         self.tell: Callable[[str], None] = lambda reason: None
         self._steps, self._what, self._since = 0, "start", time.monotonic()
@@ -293,7 +303,10 @@ class _Watch:
         return Unavailable(failure.message) if timed_out(error) else error
 
     def said(self, why: BaseException) -> BaseException:
-        if self._world.first or not self._board.wait_heard(PARTING_SECONDS):
+        if self._world.first:
+            self._board.wait_parted(HEARD_SECONDS)
+            return why
+        if not self._board.wait_heard(PARTING_SECONDS):
             return why
         return SystemExit(getattr(why, "exit_code", 1))
 
@@ -338,7 +351,7 @@ class _Watch:
         what = f"others have waited {self._config.timeout:.0f} s for it ({who[0].what})"
         if len(who) == len(beats):
             what = f"a rank has waited {self._config.timeout:.0f} s for others ({who[0].what}, as all are)"
-        return Failure(who[0].rank, who[0].host, what + _may_take("timeout"), 1)
+        return Failure(who[0].rank, who[0].host, what + _may_take(self._section, "timeout"), 1)
 
     def _run(self) -> None:
         try:
@@ -400,9 +413,8 @@ class _Watch:
                 f"it has not been heard of for {now - self._seen[who.rank].heard:.0f} s (last: {who.what})"
             )
         else:
-            message = (
-                f"no rank has got on for {waited:.0f} s: this one is at {who.what}{waits}{_may_take(setting)}"
-            )
+            message = f"no rank has got on for {waited:.0f} s: this one is at {who.what}{waits}"
+            message += _may_take(self._section, setting)
         where = f". What each rank was at is in {self.folder}" if self.folder else ""
         return self._board.fail(Failure(who.rank, who.host, message + where, 1, hang=True))
 
@@ -430,8 +442,8 @@ class _Watch:
         self._board.beat(Heartbeat(self._world.rank, self._board.host, self._steps, self._what, self._count))
 
 
-def _may_take(setting: str) -> str:
-    return f". If that takes so long, raise train.layout.{setting}"
+def _may_take(section: str, setting: str) -> str:
+    return f". If that takes so long, raise {section}.layout.{setting}"
 
 
 def timed_out(error: BaseException) -> bool:

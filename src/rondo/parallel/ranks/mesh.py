@@ -100,7 +100,7 @@ def join(config: LayoutConfig, world: World, model: ModelConfig, device: torch.d
     return Mesh(found, world, device)
 
 
-def meet(world: World, timeout: float, device: torch.device) -> None:
+def meet(world: World, timeout: float, device: torch.device, section: str = "train") -> None:
     if _loopback(world.address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # flight recorder entries, for hangs
@@ -115,7 +115,7 @@ def meet(world: World, timeout: float, device: torch.device) -> None:
         raise Unavailable(
             f"rank {world.rank} did not meet the others of {world.size} within {timeout:.0f} s at {world.address}:"
             f"{world.port}. Have all ranks started, and do they reach that address? MASTER_ADDR and MASTER_PORT set "
-            f"it, train.layout.timeout how long to wait. ({' '.join(str(error).split())[:200]})"
+            f"it, {section}.layout.timeout how long to wait. ({' '.join(str(error).split())[:200]})"
         ) from error
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rondo.base.units import human_count
+from rondo.base.units import GIB, human_count
 from rondo.plan.cost.estimate import Estimate
-from rondo.plan.report import GIB, table
+from rondo.plan.report import table
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rondo.base.errors import ConfigError
+from rondo.base.units import GIB
 from rondo.plan.choice.classic import Classic, agrees, classic
-from rondo.plan.choice.reasons import GIB, reasons
+from rondo.plan.choice.reasons import reasons
 from rondo.plan.choice.search import ROOM, PlanningTask, SearchResult, search
 from rondo.plan.cost.estimate import Estimate
 

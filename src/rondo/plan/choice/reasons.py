@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rondo.base.units import GIB
 from rondo.plan.choice.search import SearchResult
 from rondo.plan.cost.estimate import Estimate
-
-GIB = 2**30
 
 
 def reasons(best: Estimate, found: SearchResult) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rondo.base.errors import ConfigError
-
-GIB = 2**30
+from rondo.base.units import GIB
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ TIED = ("gemma", "gpt2", "bloom", "opt")
 
 def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise ConfigError(f"{path} has no config.json and no GGUF file, so it is not a model.", param="model")
     try:
         config = json.loads(file.read_text("utf-8"))
     except OSError as error:

@@ -144,17 +144,41 @@ class ModelShape:
         return self.undivided + self.sparse_layers * self.expert_parameters + vocabulary + self.hidden
 
     @cached_property
+    def chosen_parameters(self) -> int:
+        """Parameters of the routed experts that one token uses in one layer."""
+        if self.experts is None:
+            return 0
+        return self.expert_parameters * self.experts.chosen // self.experts.count
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Parameters of all layers that are multiplied per token."""
+        norms = 2 * self.layers * self.hidden
+        return self.undivided - norms + self.sparse_layers * self.chosen_parameters
+
+    @cached_property
     def active_parameters(self) -> int:
         """Parameters multiplied per token: without the embedding lookup, and with the chosen experts only."""
-        chosen = 0
-        if self.experts is not None:
-            chosen = self.expert_parameters * self.experts.chosen // self.experts.count
         layer = self.attention_parameters + (
-            self.beside_experts + chosen if self.sparse_layers else self.dense_parameters
+            self.beside_experts + self.chosen_parameters if self.sparse_layers else self.dense_parameters
         )
         further = self.predict_layers * (layer + 2 * self.hidden**2 + self.vocabulary_parameters)
-        norms = 2 * self.layers * self.hidden
-        return self.undivided - norms + self.sparse_layers * chosen + self.vocabulary_parameters + further
+        return self.layer_parameters + self.vocabulary_parameters + further
+
+    def inference_flops(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
+        """FLOPs of prefill and decoding of one sequence: 2 per parameter of the layers for each computed token, 2 per
+        parameter of the head for each sampled token, and causal attention over the context. Input tokens in the
+        prefix cache cost nothing; the last sampled token is not computed. Further-token layers (MTP) are not counted.
+        """
+        end = input_tokens + max(0, output_tokens - 1)
+        begin = min(cached_tokens, input_tokens)
+        windows = self.windows or (None,) * self.layers
+        attended = sum(_attended(end, window) - _attended(begin, window) for window in windows)
+        return (
+            2.0 * (end - begin) * self.layer_parameters
+            + 2.0 * output_tokens * self.vocabulary_parameters
+            + 2.0 * (self.query_width + self.value_width) * attended
+        )
 
     def attention_flops(self, sequence: int, *, causal: bool = True) -> float:
         """FLOPs of attention's scores and weighted sums, per token, forward, in all layers."""
@@ -168,6 +192,12 @@ class ModelShape:
         Both conventions are in use and differ by a tenth.
         """
         return 6.0 * self.active_parameters + 3 * self.attention_flops(sequence, causal=causal)
+
+
+def _attended(length: int, window: int | None) -> int:
+    """Sum over the first `length` positions of the tokens that each attends to, itself included."""
+    short = length if window is None else min(length, window)
+    return short * (short + 1) // 2 + (length - short) * (window or 0)
 
 
 def _seen(sequence: int, window: int | None, causal: bool) -> float:

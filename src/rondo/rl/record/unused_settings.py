@@ -56,9 +56,27 @@ OF_ANOTHER = (
     ),
     IgnoredSettings(("metrics.host",), lambda c: c.metrics.port is None, "is for metrics.port: set that"),
     IgnoredSettings(
-        ("engine.folder", "engine.wait"),
+        (
+            *("engine.transport", "engine.deltas", "engine.folder", "engine.wait", "engine.directory"),
+            "engine.weights",
+        ),
         lambda c: not (c.engine.url or c.ray.engines),
         "is of engines in other processes: set engine.url",
+    ),
+    IgnoredSettings(
+        ("engine.directory",),
+        lambda c: c.engine.transport == "folder",
+        "is of versions in shared memory: set engine.transport to auto, shm, http or a store",
+    ),
+    IgnoredSettings(
+        ("engine.deltas",),
+        lambda c: c.engine.transport not in ("auto", "http"),
+        "is of weights over HTTP: set engine.transport to http or auto",
+    ),
+    IgnoredSettings(
+        ("engine.folder",),
+        lambda c: c.engine.transport not in ("auto", "folder"),
+        "is of weights in folders: set engine.transport to folder or auto",
     ),
     IgnoredSettings(
         ("block_size",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from rondo.engine.config import EngineConfig
 from rondo.engine.schedule.intake import InputProcessor
@@ -10,7 +11,7 @@ from rondo.models import Decoder
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.engine import RemoteEngine
 from rondo.rl.remote.engine_pool import EnginePool
-from rondo.rl.remote.push import FolderPush
+from rondo.rl.remote.push import RemotePush
 from rondo.rl.remote.servers import detect_server
 from rondo.rl.rollout.async_collector import EventLoop
 from rondo.text.tokenizer import Tokenizer
@@ -18,10 +19,10 @@ from rondo.text.tokenizer import Tokenizer
 
 def connect(
     model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig, events: EventLoop
-) -> tuple[EnginePool, FolderPush]:
+) -> tuple[EnginePool, RemotePush]:
     """Connect to the engines and push the model's weights."""
     pool = events.do(_connect(model, tokenizer, config, settings))
-    return pool, FolderPush(model, pool, events, config.engine.folder)
+    return pool, RemotePush(model, pool, events, config.engine, Path(config.model).name or "policy")
 
 
 async def _connect(
@@ -33,6 +34,7 @@ async def _connect(
     vocab = model.config.vocab_size
     ends = tuple(token for token in tokenizer.eos_ids or model.config.eos_ids if 0 <= token < vocab)
     intake = InputProcessor(settings, longest, vocab, ends)
-    engines = [RemoteEngine(server, intake, tokenizer) for server in servers]
+    requests = config.engine.weights.requests
+    engines = [RemoteEngine(server, intake, tokenizer, requests) for server in servers]
     await asyncio.gather(*(engine.check() for engine in engines))
     return EnginePool(engines, longest, config.engine.wait, waits=config.mode == "one_step_off")

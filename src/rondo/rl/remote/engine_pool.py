@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 from rondo.base.errors import Conflict, Overloaded, RondoError, Unavailable
 from rondo.base.telemetry.log import get_logger
 from rondo.client.pool import LeastLoaded
 from rondo.client.types import GenerateRequest, TokenChunk
-from rondo.rl.remote.engine import RemoteEngine
+from rondo.rl.remote.engine import DIRECTORY_AWAY, FENCED, AnnouncedEngine, RemoteEngine
+from rondo.rl.remote.offer import WeightOffer
+from rondo.rl.remote.servers import RondoServer
+from rondo.rl.rollout.async_collector import EventLoop
 
 log = get_logger(__name__)
 
@@ -35,7 +37,7 @@ class EnginePool:
         self.version = 0
         """The newest version, which all engines have or are receiving."""
         self.counts: Counter[str] = Counter()
-        self._folder = Path()
+        self._offer: WeightOffer | None = None
         self._balance = LeastLoaded()
         self._wait, self._waits = wait, waits
         self._recovering: dict[str, asyncio.Task[None]] = {}
@@ -46,16 +48,21 @@ class EnginePool:
         since: float | None = None
         """Time of the first of consecutive failed attempts."""
         while len(ended) < request.sampling.n:
-            engine = await self._available()
+            engine, aborted = await self._available(), False
+            version = engine.version
             self._balance.begin(engine, request.sampling.n)
             try:
                 async with aclosing(self._complete_samples(engine, request)) as samples:
                     async for sample in samples:
-                        if sample.index not in ended:
+                        since = None
+                        if sample.finish_reason == "abort" and self.version > version:
+                            aborted = True  # by a push: it is sampled again with the newest weights
+                        elif sample.index not in ended:
                             ended.add(sample.index)
-                            since = None
                             yield sample
-                if len(ended) < request.sampling.n:
+                if aborted:
+                    self.counts["asked_again"] += 1
+                elif len(ended) < request.sampling.n:
                     raise Unavailable(f"the engine at {engine.url} ended an answer before its end.")
             except (Overloaded, Unavailable) as error:
                 now = asyncio.get_running_loop().time()
@@ -69,10 +76,20 @@ class EnginePool:
             finally:
                 self._balance.end(engine, request.sampling.n)
 
-    async def push(self, version: int, folder: Path) -> None:
+    async def push(self, offer: WeightOffer) -> None:
         """Push weights, and return when all engines have them."""
-        self.version, self._folder = version, folder
+        self.version, self._offer = offer.version, offer
         await asyncio.gather(*map(self._push_when_reachable, self.engines))
+
+    def announce(self, version: int, events: EventLoop) -> dict[str, AnnouncedEngine]:
+        """Engines that follow the segment of the next version while it is written. vLLM does not: it is paused while it
+        fetches a version."""
+        self.version = version
+        return {
+            engine.url: AnnouncedEngine(engine, self._waits, events)
+            for engine in self.engines
+            if engine.healthy and engine.transport == "shm" and isinstance(engine.server, RondoServer)
+        }
 
     async def close(self) -> None:
         for task in self._recovering.values():
@@ -135,13 +152,20 @@ class EnginePool:
         loop = asyncio.get_running_loop()
         async with engine.push_lock:
             deadline = loop.time() + self._wait
-            while not (engine.healthy and engine.version == self.version):
-                version, folder = self.version, self._folder
+            while True:
+                offer = self._offer
+                assert offer is not None
+                if engine.healthy and engine.version >= offer.version:
+                    return
                 try:
-                    if await engine.server.version() != version:
-                        await engine.push(folder, version, self._waits)
+                    version = await engine.server.version()
+                    if version not in (offer.version, self.version):
+                        await engine.push(offer, self._waits)
+                        version = offer.version
                     engine.version, engine.healthy = version, True
                 except (Unavailable, Conflict) as error:
+                    if error.code in (FENCED, DIRECTORY_AWAY):
+                        raise
                     self._mark_lost(engine, error)
                     if loop.time() > deadline:
                         raise Unavailable(

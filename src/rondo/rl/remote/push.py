@@ -1,35 +1,90 @@
-"""Weight push to remote engines: each version is a checkpoint folder, deleted when all engines have the next one."""
+"""Weight push to remote engines through the checkpoint engine: segments in shared memory for engines of this host, HTTP
+or a store for others, and a model folder for each version as the last resort.
+
+Engines that read segments verify complete buckets while later ones are written. Other and failed engines are
+pushed to when the version is complete.
+"""
 
 from __future__ import annotations
 
 import copy
 import shutil
 import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from rondo import models
+from rondo.base.errors import Conflict, RondoError, StorageError
+from rondo.base.telemetry.log import get_logger
 from rondo.models import Decoder
 from rondo.models.adapters import adapter_of, merge
+from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
+from rondo.models.files.mapping import outgoing
+from rondo.rl.remote.config import FarConfig
+from rondo.rl.remote.engine import FENCED
 from rondo.rl.remote.engine_pool import EnginePool
+from rondo.rl.remote.offer import Route, WeightOffer, address_towards
+from rondo.rl.remote.store import VersionStore
 from rondo.rl.rollout.async_collector import EventLoop
 from rondo.train.evaluation.evaluator import Metrics
+from rondo.weights.directory import WeightDirectory, newest_version, open_directory
+from rondo.weights.directory.handover import hand_over
+from rondo.weights.publisher import Publisher
+from rondo.weights.shards import Shard
+from rondo.weights.transports.serving import VersionServer
+from rondo.weights.transports.source import WeightSource
 
+log = get_logger(__name__)
 COUNTED = ("lost", "asked_again")
 PREFIX = "version_"
+HANDOVER_SECONDS = 60.0
+"""Longest wait for replicas at the end of a run."""
+POLL_SECONDS = 0.5
+"""Seconds between two attempts to claim the model."""
 
 
-class FolderPush:
-    def __init__(self, model: Decoder, pool: EnginePool, events: EventLoop, folder: str) -> None:
-        """`model` is the computing copy of the policy. `folder` must be readable by the engines; the default is a
-        temporary folder of this machine. Versions of an earlier trainer in it are deleted.
-        """
-        self._model, self._pool, self._events = model, pool, events
-        self._place = Path(folder or tempfile.mkdtemp(prefix="rondo-weights-")).absolute()
+class PolicyPublisher(Publisher):
+    def permit(self) -> None:
+        """Raise Conflict with the code `fenced` if another learner has claimed the model."""
+        try:
+            self._keep_claim()
+        except Conflict as error:
+            raise Conflict(error.message, code=FENCED) from error
+
+
+class RemotePush:
+    def __init__(
+        self, model: Decoder, pool: EnginePool, events: EventLoop, config: FarConfig, name: str
+    ) -> None:
+        """`model` is the computing copy of the policy, `name` its name on the network. Versions of an earlier trainer
+        in the configured folder are deleted."""
+        self._model, self._pool, self._events, self._config, self._name = model, pool, events, config, name
+        self._place = Path(config.folder or tempfile.mkdtemp(prefix="rondo-push-")).absolute()
+        self._store = VersionStore(config.store) if config.store else None
+        self._directory: WeightDirectory | None = None
+        self._publisher: PolicyPublisher | None = None
+        self._previous = 0
+        """The version before the newest one."""
+        self._servers: dict[str, VersionServer] = {}
+        """Servers by the address on which they listen."""
+        self._serving = threading.Lock()
+        self._sent = model
+        """The policy with its adapter merged, during a push."""
         self._delete()
-        self._push(1 + max(engine.version for engine in pool.engines))
+        try:
+            if config.transport != "folder":
+                self._publisher = self._published()
+            self._push(1 + self._newest())
+        except BaseException:
+            self._release()
+            raise
+        if all(engine.transport == "folder" for engine in pool.engines) and not config.is_published:
+            self._release()
 
     @property
     def version(self) -> int:
@@ -47,15 +102,153 @@ class FolderPush:
 
     def close(self) -> None:
         self._events.do(self._pool.close())
+        self._hand_over()
+        self._release()
         self._delete()
+        if self._store is not None:
+            self._store.remove()
         with suppress(OSError):  # the folder contains other files
             self._place.rmdir()
 
     def _push(self, version: int) -> None:
-        folder = self._place / f"{PREFIX}{version}"
-        models.save(_merged(self._model), folder)
-        self._events.do(self._pool.push(version, folder))
+        source, folder = "", self._place / f"{PREFIX}{version}"
+        self._previous = self._pool.version
+        self._sent = _merged(self._model)
+        with self._serving:
+            for server in self._servers.values():
+                server.expire()
+        if self._publisher is not None and self._writes(self._publisher, version):
+            source = self._publisher.source
+            with self._serving:
+                for server in self._servers.values():
+                    server.offer(WeightSource.parse(source).folder, version)
+            if self._store is not None:
+                self._store.put(source)
+        offer = WeightOffer(
+            version,
+            source,
+            self._serve,
+            lambda: self._save(folder),
+            self._only(),
+            self._config.store,
+            self._permit,
+        )
+        if any(engine.transport == "folder" for engine in self._pool.engines):
+            offer.place("folder", "")  # an engine that returns later reads it while the model changes
+        self._events.do(self._pool.push(offer))
+        self._sent = self._model
         self._delete(folder)
+        if self._store is not None:
+            self._store.remove(kept=version)
+
+    def _newest(self) -> int:
+        """Newest version of the engines, the directory and the store."""
+        found = [engine.version for engine in self._pool.engines]
+        if self._directory is not None:
+            found.append(newest_version(self._directory, self._name))
+        if self._store is not None:
+            found.append(self._store.newest)
+        return max(found)
+
+    def _only(self) -> Route | None:
+        if self._store is not None:
+            return "store"
+        return None if self._config.transport == "auto" else cast(Route, self._config.transport)
+
+    def _permit(self) -> None:
+        """Raise Conflict if another learner has claimed the model."""
+        if self._publisher is not None:
+            self._publisher.permit()
+
+    def _writes(self, publisher: Publisher, version: int) -> bool:
+        """Writes the version into shared memory, and switches the engines that follow the segment; False if the memory
+        is full and a folder may be used."""
+        try:
+            report = publisher.push(version, self._pool.announce(version, self._events))
+        except StorageError as error:
+            if not self._may_use_folders():
+                raise
+            log.warning("weights are pushed through a folder", extra={"reason": error.message})
+            return False
+        for url, reason in report.failed.items():
+            log.warning("an engine did not follow a segment", extra={"url": url, "reason": reason})
+        return True
+
+    def _may_use_folders(self) -> bool:
+        return self._config.transport == "auto" and not self._config.is_published
+
+    def _published(self) -> PolicyPublisher | None:
+        """The publisher with the registered model; None if shared memory is full and a folder may be used."""
+        settings = self._config.weights
+        self._directory = open_directory(self._config.directory, settings.lease_seconds)
+        publisher = self._claimed(self._directory)
+        try:
+            publisher.register(self._shards)
+        except StorageError as error:
+            publisher.close()
+            if not self._may_use_folders():
+                raise
+            log.warning("weights are pushed through folders", extra={"reason": error.message})
+            return None
+        return publisher
+
+    def _claimed(self, directory: WeightDirectory) -> PolicyPublisher:
+        """The publisher of the model. The claim of a killed run lasts until its lease ends."""
+        settings = self._config.weights
+        deadline = time.monotonic() + 2 * settings.lease_seconds
+        while True:
+            try:
+                return PolicyPublisher(self._name, dict(self._model.config.hf or {}), settings, directory)
+            except Conflict:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
+    def _shards(self) -> Iterator[Shard]:
+        model = self._sent
+        tensors = merged_outgoing(model) if is_quantized_base(model) else outgoing(model)
+        return (Shard(each.name, each.make()) for each in tensors)
+
+    def _serve(self, url: str) -> str:
+        assert self._publisher is not None
+        address = address_towards(url)
+        with self._serving:
+            if address not in self._servers:
+                server = self._servers[address] = VersionServer(self._name, address, self._config.deltas)
+                server.offer(WeightSource.parse(self._publisher.source).folder, self._pool.version)
+            return self._servers[address].source
+
+    def _save(self, folder: Path) -> Path:
+        models.save(self._sent, folder)
+        return folder
+
+    def _hand_over(self) -> None:
+        """Waits until the replicas that follow the run have its last version."""
+        if self._publisher is None or self._directory is None or not self._config.is_published:
+            return
+        versions = (self._pool.version, self._previous)
+        try:
+            found = hand_over(
+                *(self._directory, self._name, *versions, self._publisher.owner, HANDOVER_SECONDS),
+                required=False,
+            )
+        except RondoError as error:
+            log.warning("the directory does not answer", extra={"reason": error.message})
+            return
+        if found.late:
+            log.warning("replicas keep an older version", extra={"replicas": sorted(found.late)})
+
+    def _release(self) -> None:
+        """End the servers and remove the segments."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
 
     def _delete(self, kept: Path | None = None) -> None:
         for folder in self._place.glob(f"{PREFIX}*"):
@@ -64,8 +257,8 @@ class FolderPush:
 
 
 def _merged(model: Decoder) -> Decoder:
-    """The model with its adapter merged, if it has one."""
-    if adapter_of(model) is None:
+    """The model with its adapter merged, if it has one that is not merged while it is written."""
+    if adapter_of(model) is None or is_quantized_base(model):
         return model
     twin = copy.deepcopy(model)
     merge(twin)

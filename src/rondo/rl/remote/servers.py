@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
+from rondo.client.engine import RunningRequests
 from rondo.client.http import AsyncClient
 from rondo.engine.vllm.backend import OutputDelta, VllmRequest, likeliest, number_of
 from rondo.engine.vllm.client import NO_LIMITS, generate
@@ -48,14 +49,24 @@ class ServerApi(Protocol):
     def generate(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         """Generate samples; closing the generator early aborts the request."""
 
-    async def check(self) -> None:
-        """Raise ConfigError with the correct start command if the server does not support weight updates."""
+    async def check(self, requests: RunningRequests = "retain") -> None:
+        """Raise ConfigError with the correct start command if the server does not support weight updates, or not with
+        this treatment of running requests."""
 
     async def version(self) -> int:
         """Version of the server's weights."""
 
-    async def push(self, folder: Path, version: int, waits: bool) -> None:
-        """Push weights. `waits`: running requests end first. An unfinished update of an earlier trainer is aborted."""
+    async def push(
+        self,
+        place: Mapping[str, Any],
+        version: int,
+        waits: bool,
+        requests: RunningRequests = "retain",
+        permitted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Push weights from `place`, an `update_info` without its version. `waits`: running requests end first.
+        `permitted` raises an error if the version must not be served after all. An unfinished update of an earlier
+        trainer is aborted."""
 
 
 class _Server:
@@ -67,7 +78,7 @@ class _Server:
 class RondoServer(_Server):
     """`rondo serve` with any backend."""
 
-    async def check(self) -> None:
+    async def check(self, requests: RunningRequests = "retain") -> None:
         if not os.environ.get(ADMIN_KEY):
             raise ConfigError(
                 f"weight updates need the admin key of the engine at {self.client.base_url}: set {ADMIN_KEY} to the "
@@ -79,14 +90,44 @@ class RondoServer(_Server):
     async def version(self) -> int:
         return int((await self.client.weight_info())["weight_version"])
 
-    async def push(self, folder: Path, version: int, waits: bool) -> None:
-        if waits:
-            await self.client.pause("wait")
+    async def push(
+        self,
+        place: Mapping[str, Any],
+        version: int,
+        waits: bool,
+        requests: RunningRequests = "retain",
+        permitted: Callable[[], None] = lambda: None,
+    ) -> None:
+        await self.start()
         try:
-            await self.client.abort_weight_update()
-            await self.client.push_weights(folder, version)
+            await self.fetch(place, version)
+            await asyncio.to_thread(permitted)
+            await self.switch(version, waits, requests)
+        except BaseException:
+            await self.abort()
+            raise
+
+    async def start(self) -> None:
+        await self.client.abort_weight_update()
+        await self.client.start_weight_update()
+
+    async def fetch(self, place: Mapping[str, Any], version: int) -> None:
+        """Bring a version to the server, which serves the version in use meanwhile."""
+        await self.client.update_weights({**place, "version": version})
+
+    async def switch(self, version: int, waits: bool, requests: RunningRequests) -> None:
+        """Switch to the fetched version."""
+        try:
+            if waits:
+                await self.client.pause("wait")
+            await self.client.finish_weight_update(str(version), requests)
         finally:
             await _resume(self.client)
+
+    async def abort(self) -> None:
+        with suppress(RondoError):
+            await self.client.abort_weight_update()
+        await _resume(self.client)
 
     async def generate(self, query: VllmRequest) -> AsyncGenerator[OutputDelta, None]:
         body = {name: value for name, value in query.sampling().items() if name != "detokenize"}
@@ -113,7 +154,13 @@ class RondoServer(_Server):
 class VllmServer(_Server):
     """`vllm serve` with Rondo's weight plug-in. Its log-probabilities are computed before the temperature."""
 
-    async def check(self) -> None:
+    async def check(self, requests: RunningRequests = "retain") -> None:
+        if requests == "recompute":
+            raise ConfigError(
+                f"the vLLM at {self.client.base_url} does not compute the KV cache of running requests again: set "
+                "rl.engine.weights.requests to retain or abort.",
+                param="rl.engine.weights.requests",
+            )
         try:
             await self.version()
             await self.client.init_weight_transfer_engine()
@@ -129,10 +176,18 @@ class VllmServer(_Server):
     async def version(self) -> int:
         return number_of(str((await self.client.weight_info())["weight_version"]))
 
-    async def push(self, folder: Path, version: int, waits: bool) -> None:
-        await self.client.pause("wait" if waits else "keep")
+    async def push(
+        self,
+        place: Mapping[str, Any],
+        version: int,
+        waits: bool,
+        requests: RunningRequests = "retain",
+        permitted: Callable[[], None] = lambda: None,
+    ) -> None:
+        await asyncio.to_thread(permitted)
+        await self.client.pause("wait" if waits else "abort" if requests == "abort" else "keep")
         try:
-            await self.client.send_weights(folder, version)
+            await self.client.send_weights(place, version)
         finally:
             await _resume(self.client)
 

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rondo.client.engine import Engine
 from rondo.engine.config import EngineConfig
@@ -15,48 +17,89 @@ from rondo.models import Decoder
 from rondo.rl.config import RlConfig
 from rondo.rl.rollout.async_collector import Answers, AsyncCollector, EventLoop, Pushes
 from rondo.rl.rollout.prompt_sampler import PromptSampler
-from rondo.rl.rollout.requests import RolloutBuilder
+from rondo.rl.rollout.requests import Judging, RolloutBuilder, Unscored
 from rondo.rl.rollout.scoring import RolloutScorer
 from rondo.rl.rollout.sync_collector import Collector, SyncCollector
 from rondo.rl.tasks.types import AnyTask
 from rondo.rl.update.aux_models import AuxiliaryModels
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
 from rondo.weights.directory import Directory
 from rondo.weights.in_place import InPlace
 from rondo.weights.staged import Staged
 
+if TYPE_CHECKING:
+    from rondo.rl.rollout.replica import WeightReplica
+
 PUSH_SECONDS = 600.0
 """Timeout of a weight push."""
 
 
 def collector_for(
-    learner: Learner, tokenizer: Tokenizer, task: AnyTask, config: RlConfig, company: AuxiliaryModels
+    learner: Learner,
+    tokenizer: Tokenizer,
+    task: AnyTask,
+    config: RlConfig,
+    company: AuxiliaryModels,
+    division: RankDivision = ALONE,
+    replica: WeightReplica | None = None,
 ) -> Collector:
-    """Collector for the configured mode.
+    """Collector for the configured mode. `replica` is the copy of a policy that is divided over ranks.
 
-    The synchronous collector runs in the caller's thread and shares the learner's tensors. It is used if no agent
-    episodes and no remote engine are configured.
+    The synchronous collector runs in the caller's thread and shares the learner's tensors, or those of the replica.
     """
-    max_tokens = config.max_tokens or task.max_tokens
-    draws = PromptSampler(task, config.seed, config.prompts_per_step)
-    scorer = RolloutScorer(task, config.grader_timeout)
     name = config.model or "policy"
-    settings = engine_config(config)
-
-    def builder(longest: int) -> RolloutBuilder:
-        fits = min(longest, config.tokens_per_microbatch)
-        made = RolloutBuilder(tokenizer, task, config, max_tokens, fits, scorer, company)
-        prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
-        if prepare is not None:
-            prepare(tokenizer, fits)
-        return made
-
-    if config.mode == "sync" and not hasattr(task, "play") and not config.engine.url:
+    make = partial(_builder, tokenizer, task, config)
+    draws = PromptSampler(task, config.seed, config.prompts_per_step)
+    if replica is None:
+        settings = engine_config(config)
+        if not synchronous(config, task):
+            return _asynchronous(learner.computing, tokenizer, config, partial(make, company=company), draws)
         llm = LLM(learner.computing, tokenizer, settings)
         weights = InPlace(name, learner.shards, Directory())
-        return SyncCollector(llm, builder(llm.core.max_model_len), draws, weights)
-    events = EventLoop()
+        return SyncCollector(llm, make(llm.core.max_model_len, company=company), draws, weights)
+    # Collectors of ranks are imported only for several ranks: they import torch.distributed.
+    from rondo.rl.rollout.rank_collectors import DividedCollector, FirstRankCollector
+
+    if synchronous(config, task):
+        settings = engine_config(config, parts=division.engines(config.rollout_ranks))
+        engine = None if replica.model is None else LLM(replica.model, tokenizer, settings)
+        longest = [None if engine is None else engine.core.max_model_len]
+        fits = min(most for most in division.said_by_all(longest[0]) if most is not None)
+        return DividedCollector(engine, make(fits, company=company), draws, name, replica, learner, division)
+    own = None
+    if replica.model is not None:
+        alone = partial(make, company=Unscored())
+        own = _asynchronous(replica.model, tokenizer, config, alone, draws)
+    return FirstRankCollector(own, replica, learner, division, company)
+
+
+def synchronous(config: RlConfig, task: AnyTask) -> bool:
+    """Whether rollouts are synchronous: no agent episodes and no remote engine are configured."""
+    return config.mode == "sync" and not hasattr(task, "play") and not config.engine.url
+
+
+def _builder(
+    tokenizer: Tokenizer, task: AnyTask, config: RlConfig, longest: int, *, company: Judging
+) -> RolloutBuilder:
+    fits = min(longest, config.tokens_per_microbatch)
+    scorer, max_tokens = RolloutScorer(task, config.grader_timeout), config.max_tokens or task.max_tokens
+    made = RolloutBuilder(tokenizer, task, config, max_tokens, fits, scorer, company)
+    prepare: Callable[[Tokenizer, int], None] | None = getattr(task, "prepare", None)
+    if prepare is not None:
+        prepare(tokenizer, fits)
+    return made
+
+
+def _asynchronous(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    config: RlConfig,
+    builder: Callable[[int], RolloutBuilder],
+    draws: PromptSampler,
+) -> AsyncCollector:
+    settings, events = engine_config(config), EventLoop()
     try:
         engine: Answers
         pushes: Pushes
@@ -64,10 +107,11 @@ def collector_for(
             # HTTP clients are imported only for remote engines.
             from rondo.rl.remote.connect import connect
 
-            engine, pushes = connect(learner.computing, tokenizer, config, settings, events)
+            engine, pushes = connect(model, tokenizer, config, settings, events)
         else:
             waits = config.mode == "one_step_off"
-            pushes = copied = Copied(learner.computing, tokenizer, settings, name, events, waits)
+            name = config.model or "policy"
+            pushes = copied = Copied(model, tokenizer, settings, name, events, waits)
             engine = copied.engine
         return AsyncCollector(engine, builder(engine.max_model_len), draws, pushes, events)
     except BaseException:
@@ -77,15 +121,18 @@ def collector_for(
 
 def shared_engine(collector: Collector) -> LLM | None:
     """The engine that shares the learner's weights and sleeps during updates, if any."""
-    return collector.engine if isinstance(collector, SyncCollector) else None
+    return collector.engine if type(collector) is SyncCollector else None
 
 
-def engine_config(config: RlConfig) -> EngineConfig:
-    """Engine limits: all samples of a step run at once, and the samples of later steps are queued."""
-    samples = config.prompts_per_step * config.samples_per_prompt
-    asked = config.eval_prompts * config.evaluate.samples
+def engine_config(config: RlConfig, parts: int = 1) -> EngineConfig:
+    """Engine limits: all samples of a step run at once, and the samples of later steps are queued. `parts`: number of
+    engines among which the prompts of a step are divided.
+    """
+    samples = -(-config.prompts_per_step // parts) * config.samples_per_prompt
+    eval_prompts = -(-config.eval_prompts // parts)
+    asked = eval_prompts * config.evaluate.samples
     return EngineConfig(
-        max_num_seqs=max(samples, min(asked, max(samples, config.eval_prompts))),
+        max_num_seqs=max(samples, min(asked, max(samples, eval_prompts))),
         max_queued=(config.staleness + 1) * samples + asked,
         max_step_tokens=config.tokens_per_microbatch,
         block_size=config.block_size,

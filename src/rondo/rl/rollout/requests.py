@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rondo.client.types import SamplingParams
 from rondo.graders import Score
@@ -12,7 +13,7 @@ from rondo.rl.rollout.scoring import RolloutScorer
 from rondo.rl.rollout.types import Rollout, SampleGroup, as_sample
 from rondo.rl.tasks.types import AnyTask, Problem
 from rondo.rl.update.advantages import teaching
-from rondo.rl.update.aux_models import AuxiliaryModels
+from rondo.rl.update.device_sharing import Roles
 from rondo.rl.update.rewards import earned
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluation.evaluator import Metrics
@@ -39,6 +40,25 @@ class RolloutBatch:
         return {f"groups/{name}": float(self.counts[name]) for name in names} | self.engine
 
 
+class Judging(Protocol):
+    """Auxiliary models as rollouts use them."""
+
+    roles: Roles
+
+    def judged(self, groups: list[SampleGroup]) -> list[SampleGroup]:
+        """The groups with the reward model's score added."""
+
+
+class Unscored:
+    """No reward model: it scores the groups later, on all ranks."""
+
+    def __init__(self) -> None:
+        self.roles = Roles([])
+
+    def judged(self, groups: list[SampleGroup]) -> list[SampleGroup]:
+        return groups
+
+
 @dataclass
 class RolloutBuilder:
     tokenizer: Tokenizer
@@ -48,7 +68,7 @@ class RolloutBuilder:
     longest: int
     """Maximum tokens of prompt and completion together, within the limits of both the engine and the learner."""
     scorer: RolloutScorer
-    company: AuxiliaryModels
+    company: Judging
     """Auxiliary models; the reward model adds its reward to the scores."""
 
     @property

@@ -69,9 +69,8 @@ class RolloutScorer:
         while True:
             finished = self._finished
             try:
-                return await asyncio.wait_for(
-                    asyncio.shield(asyncio.wrap_future(future)), self.timeout_s + GRACE_SECONDS
-                )
+                async with asyncio.timeout(self.timeout_s + GRACE_SECONDS):
+                    return await asyncio.shield(asyncio.wrap_future(future))
             except TimeoutError:
                 if finished == self._finished and not await asyncio.to_thread(self._answers, loop):
                     self._give_up({future}, loop)

@@ -1,4 +1,4 @@
-"""Tasks from JSON Lines files: prompts, reference answers and a grader."""
+"""Tasks from files and data sets of the Hugging Face Hub: prompts, reference answers and a grader."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from typing import Any
 
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError
 from rondo.base.storage.hashing import sha256_json
+from rondo.data.input.formats import SUFFIXES
 from rondo.data.input.records import Record
 from rondo.data.input.sources import read_source
+from rondo.data.storage.places import hub_dataset
 from rondo.graders import Grader, Sample, Score
 from rondo.graders.registry import grader_of
 from rondo.graders.score import check_gradable
+from rondo.hub.names import HubName
 from rondo.rl.tasks.types import Problem, Split, split_of
 
 MAX_TOKENS = 1024
 """Maximum tokens of a sample, unless the job overrides it."""
 OWN = ("prompt", "messages", "split", "grader")
 """Fields of a record that define the prompt and the grading; all other fields are passed to graders as `item`."""
+PROMPTS = ("question", "problem")
+"""Fields with the prompt in records without `prompt` and `messages`, as in GSM8K and MATH; the first one is used."""
 ANSWERS = ("answer", "reference_answer", "reference")
 """Fields with the reference answer; the first one present is used."""
 
@@ -60,10 +65,10 @@ class FileTask:
 
 
 def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> FileTask:
-    """Read a task. `grader` applies to records without their own grader. A malformed line raises an error with its
-    line number.
+    """Read a task from a file or a data set. `grader` applies to records without their own grader. A malformed line
+    raises an error with its line number.
     """
-    if not Path(file).is_file():
+    if dataset_task(file) is None and not Path(file).is_file():
         raise ConfigError(f"There is no file {file} to read the task from.", param="rl.task")
     reader = _Reader(grader)
     records = read_source(file, max_broken=max_broken, convert=reader.checked).records
@@ -79,7 +84,8 @@ def read_task(file: str, grader: Mapping[str, Any], max_broken: int = 0) -> File
                 param="rl.task",
             )
     known: dict[Split, tuple[Problem, ...]] = {split: tuple(found) for split, found in problems.items()}
-    name = Path(file).name.partition(".")[0]
+    dataset = dataset_task(file)
+    name = Path(file if dataset is None else dataset.repo).name.partition(".")[0]
     hashed = sha256_json({"records": records, "grader": dict(grader)})
     return FileTask(name, known, hashed, reader.general, reader.own)
 
@@ -95,12 +101,14 @@ class _Reader:
 
     def checked(self, record: Record) -> tuple[Record | None, str]:
         """The record, or None and its problem."""
+        if not {"prompt", "messages"} & record.keys() and (alias := _alias(record)) is not None:
+            record = {**record, "prompt": record[alias]}
         problem = self._prompt(record) or self._split(record) or self._grader(record)
         return (None, problem) if problem else (record, "")
 
     def _prompt(self, record: Record) -> str | None:
         if ("prompt" in record) == ("messages" in record):
-            return 'a record has a "prompt" or "messages", one of them'
+            return 'a record has a "prompt" or "messages" (or a "question" or "problem"), one of them'
         if "prompt" in record:
             return None if isinstance(record["prompt"], str) and record["prompt"] else '"prompt" must be text'
         messages = record["messages"]
@@ -128,7 +136,9 @@ class _Reader:
         spec = record.get("grader")
         try:
             if spec is None and self.general is None:
-                return 'no "grader" in this record, and rl.grader is not set'
+                return (
+                    'no "grader" in this record, and rl.grader is not set: --rl.grader=\'{"type": "math"}\''
+                )
             if spec is not None and _key(spec) not in self.own:
                 self.own[_key(spec)] = grader_of(spec)
             grader = self.general if spec is None else self.own[_key(spec)]
@@ -156,6 +166,15 @@ def _check_record(grader: Grader, spec: Any, record: Record) -> None:
         raise InvalidRequest(
             f"the {kind} grader cannot judge answers to this record: {error.message}"
         ) from None
+
+
+def _alias(record: Record) -> str | None:
+    return next((name for name in PROMPTS if isinstance(record.get(name), str)), None)
+
+
+def dataset_task(name: str) -> HubName | None:
+    """The data set of the Hugging Face Hub that a task's name selects; None for a file, `file.py:attribute`, ..."""
+    return None if name.partition(":")[0].endswith(".py") else hub_dataset(name, SUFFIXES)
 
 
 def _problem(record: Record) -> Problem:

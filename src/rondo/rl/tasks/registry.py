@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rondo.base.errors import ConfigError, NotFound
 from rondo.graders import Sample, Score
 from rondo.rl.tasks import puzzles
 from rondo.rl.tasks.custom import load_task
-from rondo.rl.tasks.files import read_task
+from rondo.rl.tasks.files import dataset_task, read_task
 from rondo.rl.tasks.games import GAMES
 from rondo.rl.tasks.types import AnyTask, Facts, Problem, Split, split_of
 
@@ -64,20 +65,25 @@ def task(name: str) -> Task:
     if name.endswith(".py"):
         raise NotFound(f"Which task in {name}? Give its name too: {name}:TASK.", param="task")
     if name not in TASKS:
+        near = difflib.get_close_matches(name, [*TASKS, *GAMES], 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise NotFound(
-            f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, guess, calculator; a file that ends in "
-            f"{', '.join(FILES)}; or one of your own, as module:attribute or file.py:attribute.",
+            f"There is no task {name!r}.{hint} Tasks: {', '.join(TASKS)}, guess, calculator; a file that ends in "
+            f"{', '.join(FILES)}; a data set ORG/NAME[:SPLIT]; or one of your own, as module:attribute or "
+            "file.py:attribute.",
             param="task",
         )
     return TASKS[name]
 
 
 def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0) -> AnyTask:
-    """Find a task by the name of a built-in task, a JSON Lines file, `module:attribute` or `file.py:attribute`.
+    """Find a task by the name of a built-in task, a JSON Lines file, a data set of the Hugging Face Hub,
+    `module:attribute` or `file.py:attribute`.
 
-    `grader` and `max_broken` apply to files: the grader of its answers, and the number of malformed lines to skip.
+    `grader` and `max_broken` apply to files and data sets: the grader of answers, and the number of malformed records
+    to skip.
     """
-    if name.endswith(FILES):
+    if is_records(name):
         return read_task(name, grader or {}, max_broken)
     if grader:
         raise ConfigError(
@@ -91,6 +97,11 @@ def find(name: str, grader: Mapping[str, Any] | None = None, max_broken: int = 0
     if is_entry(name):
         return load_task(name)
     return GAMES[name] if name in GAMES else task(name)
+
+
+def is_records(name: str) -> bool:
+    """Whether the task is a file or a data set."""
+    return name.endswith(FILES) or dataset_task(name) is not None
 
 
 FILES = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")

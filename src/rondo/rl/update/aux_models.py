@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
@@ -19,6 +20,8 @@ from rondo.rl.update.advantages import TokenAdvantages
 from rondo.rl.update.critic import make_critic, value_metrics
 from rondo.rl.update.device_sharing import Role, Roles, critic_role, engine_role, optimizer_role, parked
 from rondo.rl.update.distill import Teacher, distilled, divergence
+from rondo.rl.update.division import ALONE, RankDivision
+from rondo.rl.update.load_aux import load_beside
 from rondo.rl.update.packing import Columns, StepTokens
 from rondo.rl.update.pairs import OnlinePreference
 from rondo.rl.update.reward_scores import RewardScorer, with_reward_model
@@ -31,19 +34,26 @@ from rondo.train.learner.shared_prefix import shares_prefixes
 class AuxiliaryModels:
     """The auxiliary models that the config enables; none by default."""
 
-    def __init__(self, policy: Decoder, tokenizer: Tokenizer, config: RlConfig) -> None:
+    def __init__(
+        self, policy: Decoder, tokenizer: Tokenizer, config: RlConfig, division: RankDivision = ALONE
+    ) -> None:
         """Load the models; must precede the construction of the policy's learner."""
-        self.config, self.roles = config, Roles([])
+        self.config, self.roles, self.division = config, Roles([]), division
         apart = config.needs_reference and adapter_of(policy) is None
-        self.reference = Evaluator(copy.deepcopy(policy), memory=config) if apart else None
-        self.critic = make_critic(config, policy, tokenizer)
+        self.reference: Evaluator | None = None
+        if apart:
+            initial = _initial(policy, tokenizer, config, division)
+            self.reference = Evaluator(initial, division.mesh, config)
+        self.critic = make_critic(config, policy, tokenizer, division)
         settings = config.distill
-        self.teacher = Teacher.load(settings, tokenizer, policy.device) if settings.teacher else None
+        self.teacher = (
+            Teacher.load(settings, tokenizer, policy.device, division) if settings.teacher else None
+        )
         model, budget = config.reward_model.model, config.tokens_per_microbatch
-        self.scorer = RewardScorer.load(model, tokenizer, policy.device, budget) if model else None
-        share = config.share_prefix and shares_prefixes(policy.attention_specs())
+        self.scorer = RewardScorer.load(model, tokenizer, policy.device, budget, division) if model else None
+        share = config.share_prefix and shares_prefixes(policy.attention_specs(), division.mesh)
         self.preference = (
-            OnlinePreference(config.pairs, self.reference, budget, share)
+            OnlinePreference(config.pairs, self.reference, budget, share, division)
             if config.pairs.loss != "none"
             else None
         )
@@ -105,7 +115,7 @@ class AuxiliaryModels:
         for needed, phase, name, compute in outputs:
             if needed:
                 self.roles.phase(phase)
-                found[name] = tokens.gathered(rows, compute())
+                found[name] = self.division.total(tokens.gathered(rows, compute()))
         return found
 
     def taught(
@@ -133,7 +143,7 @@ class AuxiliaryModels:
         """Metrics of the auxiliary models over the trained tokens."""
 
         def column(name: str) -> list[Floats]:
-            return [row.columns[name] for row in rows]
+            return self.division.joined([row.columns[name] for row in rows])
 
         metrics: Metrics = {}
         if self.critic is not None:
@@ -148,3 +158,11 @@ class AuxiliaryModels:
             return self.reference.logprobs(rows, self.config.temperature)
         with switched_off(self._learner.computing):
             return self._learner.logprobs(rows, self.config.temperature)
+
+
+def _initial(policy: Decoder, tokenizer: Tokenizer, config: RlConfig, division: RankDivision) -> Decoder:
+    """A copy of the initial policy. Ranks map the model's files again, so that none copies the whole weights."""
+    if division.mesh is None or not config.model:
+        return copy.deepcopy(policy)
+    dtype = torch.float32 if config.precision else None  # as stored
+    return load_beside(config.model, tokenizer, "rl.model", policy.device, dtype)

@@ -19,6 +19,7 @@ from rondo.models.fresh import make_scorer
 from rondo.models.heads.value_head import add_value_head
 from rondo.rl.config import RlConfig
 from rondo.rl.update.config import CriticConfig
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.rl.update.load_aux import load_beside
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.learner.learner import Learner, Metrics
@@ -30,7 +31,9 @@ PREFIX = "critic/"
 """Prefix of the critic's metrics and of its tensors in a checkpoint."""
 
 
-def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Critic | None:
+def make_critic(
+    config: RlConfig, policy: Decoder, tokenizer: Tokenizer, division: RankDivision = ALONE
+) -> Critic | None:
     """The configured critic. It must precede the policy's learner, because a shared critic is a part of the policy."""
     settings = config.critic
     if settings.kind == "none":
@@ -41,8 +44,8 @@ def make_critic(config: RlConfig, policy: Decoder, tokenizer: Tokenizer) -> Crit
     if begin:
         dtype = torch.float32 if config.precision else None  # as stored
         beside = load_beside(begin, tokenizer, "rl.critic.model", policy.device, dtype)
-        return SeparateCritic(config, beside)
-    return SeparateCritic(config, copy.deepcopy(policy))
+        return SeparateCritic(config, beside, division)
+    return SeparateCritic(config, copy.deepcopy(policy), division)
 
 
 class Critic(ABC):
@@ -90,14 +93,15 @@ class Critic(ABC):
 class SeparateCritic(Critic):
     """A scorer with its own learner. A language model has a new head that predicts 0; a reward model has its own."""
 
-    def __init__(self, config: RlConfig, model: Decoder) -> None:
+    def __init__(self, config: RlConfig, model: Decoder, division: RankDivision = ALONE) -> None:
         super().__init__(config.critic)
         if not model.config.scores:
             make_scorer(model)
             torch.nn.init.zeros_(model.head.out.weight)
         self._lr = config.critic.lr or config.lr
         settings = {"lr": self._lr, "ema": 0.0, "export": "last"}
-        self.learner: Learner = Learner(model, config.model_copy(update=settings))
+        mesh = division.mesh_for(model.config)
+        self.learner: Learner = Learner(model, config.model_copy(update=settings), mesh)
         self.learner.prefix = PREFIX
 
     def values(self, rows: Sequence[PackedRow]) -> list[Floats]:
@@ -133,9 +137,10 @@ class SharedCritic(Critic):
         self._passes: Passes | None = None
 
     def attach(self, policy: Learner) -> None:
-        if policy.mesh is not None or not isinstance(policy.passes, Passes):
+        if type(policy.passes) is not Passes:
             raise ConfigError(
-                "a shared critic is for a policy on one device: choose a separate one", param="rl.critic.kind"
+                "rl.critic.kind: a shared critic needs the native learner without a pipeline. Use separate.",
+                param="rl.critic.kind",
             )
         self._passes = policy.passes
 

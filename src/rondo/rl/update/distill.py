@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rondo.data.batching.packing import Floats, PackedRow
 from rondo.rl.update.config import DistillConfig
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.rl.update.load_aux import load_beside
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluation.evaluator import Evaluator, Metrics
@@ -26,9 +27,16 @@ class Teacher:
     evaluator: Evaluator
 
     @classmethod
-    def load(cls, config: DistillConfig, tokenizer: Tokenizer, device: torch.device) -> Teacher:
+    def load(
+        cls,
+        config: DistillConfig,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        division: RankDivision = ALONE,
+    ) -> Teacher:
         """Load a teacher, which computes in its stored type."""
-        return cls(Evaluator(load_beside(config.teacher, tokenizer, "rl.distill.teacher", device)))
+        model = load_beside(config.teacher, tokenizer, "rl.distill.teacher", device)
+        return cls(Evaluator(model, division.mesh_for(model.config)))
 
     def logprobs(self, rows: Sequence[PackedRow], temperature: float) -> list[Floats]:
         """Log-probabilities of each row's predictions, at the policy's temperature."""

@@ -25,6 +25,7 @@ from rondo.rl.update.advantages import (
     token_advantages,
 )
 from rondo.rl.update.aux_models import AuxiliaryModels
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.rl.update.objective import policy_loss
 from rondo.rl.update.packing import Columns, StepTokens, packed
 from rondo.rl.update.pairs import RolloutPair, make_pairs
@@ -32,7 +33,7 @@ from rondo.rl.update.rewards import earned
 from rondo.rl.update.throughput import Effort
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.evaluation.evaluator import Metrics
-from rondo.train.learner.learner import Learner
+from rondo.train.learner.factory import learner_of
 from rondo.train.learner.shared_prefix import shares_prefixes
 from rondo.train.losses.sums import Loss
 from rondo.train.optim.schedule import learning_rate
@@ -41,6 +42,7 @@ from rondo.train.optim.schedule import learning_rate
 @dataclass(frozen=True)
 class Minibatch:
     rows: list[PackedRow]
+    """Rows of this data-parallel rank."""
     tokens: int
     """Number of sampled tokens of all scored samples, including groups without advantages: the divisor of the loss."""
     pairs: list[RolloutPair] = field(default_factory=list)
@@ -48,13 +50,21 @@ class Minibatch:
 
 
 class Learning:
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, config: RlConfig, longest: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        config: RlConfig,
+        longest: int,
+        division: RankDivision = ALONE,
+    ) -> None:
         """`longest`: maximum tokens of a sample."""
-        self.config, self.longest = config, longest
+        self.config, self.longest, self.division = config, longest, division
+        self._share_prefix = config.share_prefix and shares_prefixes(model.attention_specs(), division.mesh)
         self.kl = config.kl
         """Current coefficient of the KL divergence."""
-        self.company = AuxiliaryModels(model, tokenizer, config)
-        self.learner = Learner(model, config)
+        self.company = AuxiliaryModels(model, tokenizer, config, division)
+        self.learner = learner_of(config.learner)(model, config, division.mesh)
         self.company.attach(self.learner)
         self.effort = Effort(self.learner, config.metrics.peak)
         self._aux_metrics: Metrics = {}
@@ -73,7 +83,7 @@ class Learning:
             teaching(table) | self.config.every_group_counts if table.size else np.zeros(len(groups), bool)
         )
         batches = [self._minibatch(tokens, share, teach) for share in self._shares(len(groups), step)]
-        batches = [batch for batch in batches if batch.rows]
+        batches = [batch for batch in batches if any(self.division.said(bool(batch.rows)))]
         columns = self.company.columns(tokens, [row for batch in batches for row in batch.rows])
         found = self._advantages(table, tokens, columns)
         columns["advantages"] = tokens.together(found.advantages)
@@ -152,8 +162,10 @@ class Learning:
             counts=self._counts,
             aggregate=config.aggregate,
             longest=self.longest,
-            share_prefix=config.share_prefix and shares_prefixes(self.learner.model.attention_specs()),
+            share_prefix=self._share_prefix,
             budget=config.tokens_per_microbatch,
+            part=self.division.part,
+            parts=self.division.parts,
         )
         samples = (s for i in share for s in tokens.groups[i].samples if self._counts(s))
         return Minibatch(rows, sum(s.trained for s in samples))

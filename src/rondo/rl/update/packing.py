@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
+from rondo.data.batching.balance import balanced
 from rondo.data.batching.packing import Document, PackedRow, Tree, pack
 from rondo.rl.algorithms import Aggregate
 from rondo.rl.rollout.types import Rollout, SampleGroup
@@ -125,9 +126,12 @@ def packed(
     longest: int,
     share_prefix: bool,
     budget: int,
+    part: int = 0,
+    parts: int = 1,
 ) -> list[PackedRow]:
-    """The packed rows of the groups in `taught`, a subset of a mini-batch's `share`. Token weights depend on all
-    groups of the share. Samples for which `counts` is false are excluded. Segments with a common prompt share it.
+    """The packed rows of the groups in `taught`, a subset of a mini-batch's `share`; or one of several `parts` of them.
+    Token weights depend on all groups of the share. Samples for which `counts` is false are excluded. Segments with a
+    common prompt share it.
     """
     samples = [sample for i in share for sample in tokens.groups[i].samples if counts(sample)]
     weights = iter(token_weights([sample.trained for sample in samples], aggregate, longest))
@@ -145,7 +149,7 @@ def packed(
             for prompt, documents in trees.items():
                 tree = Tree(list(prompt), documents)
                 items += [tree] if share_prefix else tree.apart()
-    return pack(items, budget)
+    return pack(balanced(items, parts)[part], budget)
 
 
 def _pieces(sample: Rollout, begin: int) -> list[tuple[Rollout, int]]:

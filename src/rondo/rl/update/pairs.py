@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rondo.base.errors import ConfigError
+from rondo.data.batching.balance import deal
 from rondo.data.batching.groups import group_size, row_of_groups
 from rondo.data.batching.packing import Document, PackedRow, Tree, plan_rows
 from rondo.rl.rollout.types import Rollout, SampleGroup
 from rondo.rl.update.config import PairsConfig
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.train.config import PreferenceConfig
 from rondo.train.evaluation.evaluator import Evaluator
 from rondo.train.learner.learner import Learner, Metrics
@@ -62,6 +65,7 @@ class OnlinePreference:
     reference: Evaluator | None
     tokens_per_row: int
     share_prefix: bool = True
+    division: RankDivision = ALONE
 
     def forward_backward(self, learner: Learner, pairs: Sequence[RolloutPair]) -> Metrics:
         objective = self._objective(pairs)(learner, self.rows(pairs))
@@ -69,9 +73,11 @@ class OnlinePreference:
         return found | {"pairs": float(len(pairs))}
 
     def rows(self, pairs: Sequence[RolloutPair]) -> list[PackedRow]:
-        """Rows; both samples of a pair are in the same row."""
+        """Rows of this rank; both samples of a pair are in the same row."""
         items = [self._items(number, pair) for number, pair in enumerate(pairs)]
         sizes = [sum(_size(item) for item in of) for of in items]
+        own = [part == self.division.part for part in deal(sizes, self.division.parts)]
+        items, sizes = list(compress(items, own)), list(compress(sizes, own))
         return [row_of_groups([items[i] for i in row]) for row in plan_rows(sizes, self.tokens_per_row)]
 
     def _objective(self, pairs: Sequence[RolloutPair]) -> Preference:

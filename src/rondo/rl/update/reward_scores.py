@@ -11,6 +11,7 @@ import torch
 from rondo.base.errors import ConfigError
 from rondo.graders import Score
 from rondo.rl.rollout.types import Rollout, SampleGroup
+from rondo.rl.update.division import ALONE, RankDivision
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.recipes.reward_model import RewardModel
 
@@ -28,10 +29,17 @@ class RewardScorer:
 
     @classmethod
     def load(
-        cls, model: str, tokenizer: Tokenizer, device: torch.device, tokens_per_row: int
+        cls,
+        model: str,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        tokens_per_row: int,
+        division: RankDivision = ALONE,
     ) -> RewardScorer:
         """Load a reward model, which computes in its stored type."""
-        return cls(RewardModel.load(model, device=device, tokens_per_row=tokens_per_row), tokenizer)
+        mesh_for = None if division.mesh is None else division.mesh_for
+        judge = RewardModel.load(model, device=device, tokens_per_row=tokens_per_row, mesh_for=mesh_for)
+        return cls(judge, tokenizer)
 
     def scores(self, groups: Sequence[SampleGroup]) -> list[list[float]]:
         """Scores of every sample, in order."""

@@ -15,7 +15,7 @@ from rondo.train.metrics.peak import peak_of
 
 @dataclass
 class Effort:
-    """FLOPs of the policy alone; critic, reference and reward model are not counted."""
+    """FLOPs of the policy alone, as a mean over ranks; critic, reference and reward model are not counted."""
 
     learner: Learner
     peak: float
@@ -23,9 +23,11 @@ class Effort:
     _work: RowFlops = field(default_factory=lambda: RowFlops(0.0, 0.0, 0.0))
 
     def counts(self, rows: Sequence[PackedRow], epochs: int) -> None:
-        """Count the FLOPs of a step's rows and epochs."""
-        work = Flops(self.learner.model).of(rows)
-        self._work = RowFlops(epochs * work.tokens, epochs * work.full, epochs * work.causal)
+        """Count the FLOPs of a step's rows and epochs. All ranks must call this, each with its own rows."""
+        own, mesh = Flops(self.learner.model).of(rows), self.learner.mesh
+        ranks = 1 if mesh is None else mesh.world.size
+        work = self.learner.totals(own.tokens, own.full, own.causal)
+        self._work = RowFlops(*(epochs * each / ranks for each in work))
 
     def metrics(self, seconds: float) -> Metrics:
         """Metrics of training that took `seconds`. Without rows, as in preference training, only memory is reported."""

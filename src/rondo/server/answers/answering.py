@@ -43,11 +43,17 @@ class PendingCompletion:
     """Whether only the prompt is requested: the engine's minimum of one token is omitted."""
     field: str = "prompt"
     """Name of the prompt's field in the request."""
+    prompt_ids: Sequence[int] | None = None
+    """Token ids of the prompt for a whole answer and for the first event of each sample; None omits them."""
 
     @property
     def parts(self) -> Sequence[GenerateRequest]:
         """The requests for the engine."""
         return self.requests
+
+    @property
+    def about_prompt(self) -> dict[str, Any]:
+        return {} if self.prompt_ids is None else {"prompt_token_ids": list(self.prompt_ids)}
 
     def under_its_name(self) -> AbstractContextManager[None]:
         """Attributes the engine's errors about the prompt to its field."""
@@ -111,7 +117,7 @@ async def _whole(served: ServedModel, job: PendingCompletion) -> Json:
         for choice in job.choices(chunk, job.index(prompt, chunk), True)
     ]
     said = {"choices": choices, "usage": usage.body()} | job.beside(samples[0][0])
-    return Json(job.head(streamed=False) | said)
+    return Json(job.head(streamed=False) | said | job.about_prompt)
 
 
 async def _events(served: ServedModel, job: PendingCompletion) -> AsyncGenerator[bytes, None]:
@@ -130,7 +136,8 @@ async def _events(served: ServedModel, job: PendingCompletion) -> AsyncGenerator
                 index = job.index(prompt, chunk)
                 if job.first is not None and index not in begun:
                     begun.add(index)
-                    yield event_of(_with_usage(head | {"choices": [job.first(index)]}, with_usage))
+                    begin = head | {"choices": [job.first(index)]} | job.about_prompt
+                    yield event_of(_with_usage(begin, with_usage))
                 for choice in job.choices(chunk, index, False):
                     event = head | {"choices": [choice]}
                     if along:

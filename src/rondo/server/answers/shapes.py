@@ -79,14 +79,11 @@ def completion_logprobs(tokens: Tokens, chunk: TokenChunk, offset: int) -> tuple
         texts.append(tokens.show_unique(token))
         offsets.append(offset)
         offset += tokens.length(token)
-    top = None
-    if chunk.top_logprobs is not None:
-        top = [
-            {tokens.show_unique(other): value for other, value in [*alternatives, (token, logprob)]}
-            for token, logprob, alternatives in zip(
-                chunk.token_ids, chunk.logprobs, chunk.top_logprobs, strict=True
-            )
-        ]
+    likeliest = chunk.top_logprobs if chunk.top_logprobs is not None else [[]] * len(texts)
+    top = [
+        {tokens.show_unique(other): value for other, value in [*alternatives, (token, logprob)]}
+        for token, logprob, alternatives in zip(chunk.token_ids, chunk.logprobs, likeliest, strict=True)
+    ]
     body = {"tokens": texts, "token_logprobs": chunk.logprobs, "top_logprobs": top, "text_offset": offsets}
     return body, offset
 
@@ -119,7 +116,7 @@ def echo_logprobs(
     body = {
         "tokens": [tokens.show_unique(token) for token in prompt],
         "token_logprobs": [None if entry is None else entry[0][1] for entry in scores],
-        "top_logprobs": top if count else None,
+        "top_logprobs": top,
         "text_offset": offsets,
     }
     return body, offset

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from rondo.client.protocol.texts import Side
 from rondo.server.answers.prompts import Prompts
-
-Side = Literal["left", "right"]
-"""Side that is cut; with `right` the first tokens remain."""
 
 
 async def texts_cut_to(

@@ -69,6 +69,7 @@ async def chat(served: ServedModel, request: Request) -> ASGIApp:
         beside,
         usage,
         field="messages",
+        prompt_ids=turn.generate.prompt_ids if body.return_token_ids else None,
     )
     return await answer(served, request, job)
 

@@ -58,9 +58,8 @@ async def completions(served: ServedModel, request: Request) -> ASGIApp:
     def choices(chunk: TokenChunk, index: int, whole: bool) -> list[dict[str, Any]]:
         text, begun = chunk.text, index in offsets
         logprobs, offset = None, offsets.get(index, 0)
-        scores = chunk.prompt_logprobs
+        scores, at = chunk.prompt_logprobs, index // (body.n or 1)
         if body.echo and not begun:
-            at = index // (body.n or 1)
             text = echoed(at) + text
             if body.logprobs is not None and scores is not None:
                 logprobs, offset = echo_logprobs(tokens, ids[at], scores, body.logprobs)
@@ -71,6 +70,8 @@ async def completions(served: ServedModel, request: Request) -> ASGIApp:
         shown = {"index": index, "text": text, "logprobs": answered} | ending(body, chunk)
         if body.prompt_logprobs is not None and scores is not None:
             shown["prompt_logprobs"] = shown_prompt(tokens, scores, body.prompt_logprobs)
+        if body.return_token_ids and not begun:
+            shown["prompt_token_ids"] = list(ids[at])
         return [shown]
 
     job = PendingCompletion(

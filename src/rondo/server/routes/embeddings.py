@@ -8,22 +8,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest, Unavailable
 from rondo.base.ids import new_id
-from rondo.client.protocol.openai import TokenIds
 from rondo.client.protocol.refusals import blaming
-from rondo.client.protocol.wire import CacheSalt, Many, WireModel, shown
+from rondo.client.protocol.texts import EmbeddingRequest, PoolingBody
+from rondo.client.protocol.wire import shown
 from rondo.client.types import GenerateRequest, Pooling, SamplingParams
 from rondo.models.architecture import ModelConfig
-from rondo.server.answers.truncation import Side, cut, texts_cut_to
+from rondo.server.answers.truncation import cut, texts_cut_to
 from rondo.server.served import ServedModel
 from rondo.web.http import gather, note_ignored, unless_gone
 
@@ -33,35 +32,6 @@ MAX_INPUTS = 2048
 MANY_NUMBERS = 1 << 16
 """So many are written beside the event loop."""
 NO_ANSWER = SamplingParams(detokenize=False)
-
-
-class PoolingBody(WireModel):
-    """Common fields of requests for vectors. All except `user` and `model` are vLLM's."""
-
-    without_effect = frozenset(["user"])
-
-    model: str | None = None
-    user: str | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
-    truncation_side: Side | None = None
-    add_special_tokens: bool = True
-    priority: int = 0
-    cache_salt: CacheSalt | None = None
-
-
-class EmbeddingRequest(PoolingBody):
-    input: str | Many[str] | TokenIds | Many[TokenIds]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1)
-    use_activation: bool | None = None
-
-    def inputs(self) -> list[str | list[int]]:
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        if given and isinstance(given[0], int):
-            return [given]
-        return cast("list[str | list[int]]", given)
 
 
 @dataclass(frozen=True)

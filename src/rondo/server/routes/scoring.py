@@ -5,54 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.protocol.wire import Many
-from rondo.server.routes.embeddings import Embedder, Floats, Given, PoolingBody, usage_of
+from rondo.client.protocol.texts import RerankRequest, ScoreRequest, ScoringBody, Texts
+from rondo.server.routes.embeddings import Embedder, Floats, Given, usage_of
 from rondo.web.http import unless_gone
-
-Texts = str | Many[str]
-NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-"""vLLM's names for the two sides."""
-
-
-class ScoringBody(PoolingBody):
-    """A limit of 0 tokens is none."""
-
-    max_tokens_per_query: int = Field(0, ge=0)
-    max_tokens_per_doc: int = Field(0, ge=0)
-
-
-class ScoreRequest(ScoringBody):
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-
-    def sides(self) -> tuple[tuple[str, Texts], tuple[str, Texts]]:
-        """Names and contents of the two given fields."""
-        given = {name: getattr(self, name) for pair in NAMES for name in pair}
-        given = {name: value for name, value in given.items() if value is not None}
-        for left, right in NAMES:
-            if set(given) == {left, right}:
-                return (left, given[left]), (right, given[right])
-        pairs = ", ".join(" with ".join(pair) for pair in NAMES)
-        raise InvalidRequest(
-            f"give two fields to compare, one of: {pairs}.", param=next(iter(given), "text_1")
-        )
-
-
-class RerankRequest(ScoringBody):
-    query: str
-    documents: Texts
-    top_n: int = Field(0, ge=0)
-    return_documents: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rondo.base.errors import InvalidRequest
-from rondo.client.protocol.openai import BOTH_ENDS, ChatMessage, ChatRequest, TokenIds
-from rondo.client.protocol.tools import ToolDefinition
-from rondo.client.protocol.wire import Many, WireModel
+from rondo.client.protocol.openai import ChatRequest
+from rondo.client.protocol.texts import DetokenizeRequest, TokenizeRequest
 from rondo.server.answers.prompts import beside
 from rondo.server.served import ServedModel
 from rondo.text.tokenizer import Tokenizer
@@ -23,33 +21,6 @@ LISTED = 1 << 14
 """Elements per JSON write: the encoder holds the interpreter's lock for each call."""
 
 
-class TokenizeRequest(WireModel):
-    """A text, or a conversation. `add_special_tokens` is true by default for a text, and false for a conversation,
-    whose template writes them."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Many[ChatMessage] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Many[ToolDefinition] | None = None
-    return_token_strs: bool | None = None
-
-    def checked(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("give either prompt or messages.", param="prompt")
-        if self.prompt is not None:
-            chat = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
-            wrong = next((name for name in chat if getattr(self, name)), None)
-            if wrong:
-                raise InvalidRequest(f"{wrong} is for messages: a prompt has none.", param=wrong)
-        elif self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(BOTH_ENDS, param="continue_final_message")
-        return self
-
-
 def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
     """`/tokenizer_info` of vLLM: the content of tokenizer_config.json."""
 
@@ -57,11 +28,6 @@ def tokenizer_info_route(tokenizer: Tokenizer) -> Route:
         return JSONResponse(tokenizer.info)
 
     return Route("/tokenizer_info", tokenizer_info)
-
-
-class DetokenizeRequest(WireModel):
-    model: str | None = None
-    tokens: TokenIds
 
 
 async def tokenize(served: ServedModel, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -12,20 +11,23 @@ from starlette.routing import Route
 
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError
 from rondo.base.storage.paths import path_of
+from rondo.client.engine import RunningRequests
 from rondo.client.protocol.refusals import parse, renaming
 from rondo.client.protocol.wire import WireModel, shown
 from rondo.engine.weights.weight_session import WeightSession
 from rondo.web.admin import LARGEST_BODY, admin_route, query
 from rondo.web.http import read_body
+from rondo.weights.transports.source import WeightSource
 
-NAMES = {None: "update_info", "path": "update_info", "update_info": "update_info"}
+NAMES = dict.fromkeys((None, "path", "source", "update_info"), "update_info")
 """Names of a weight folder in internal errors, and in the request."""
-LARGEST_PATH = 16 * 1024
+LARGEST_UPDATE = 64 << 20
+"""Bytes of the names and shapes of all tensors of a large model."""
 LONGEST_VERSION = 20
 """Digits: more are no number of 63 bits."""
-ONLY_FOLDERS = (
-    'weights come here as a folder of safetensors on the server\'s disk, {"path": "/a/folder", "version": 7}, which '
-    "every worker reads for itself."
+SOURCES = (
+    'weights come from a folder of safetensors on the server\'s disk, {"path": "/a/folder", "version": 7}, or from '
+    'another source, {"source": "shm:/dev/shm/...", "version": 7}.'
 )
 
 
@@ -39,17 +41,22 @@ class UpdateWeights(WireModel):
 
 class FinishUpdate(WireModel):
     weight_version: int | str | None = None
+    requests: RunningRequests = "retain"
 
 
-def folder_of(update_info: dict[str, Any] | list[Any]) -> tuple[Path, int | None]:
-    """(its path, its version) of vLLM's `update_info`, whose other forms name tensors that come on another way."""
-    if not isinstance(update_info, dict) or not {"path"} <= update_info.keys() <= {"path", "version"}:
-        raise InvalidRequest(f"update_info cannot be this: {ONLY_FOLDERS}", param="update_info")
-    path, version = update_info["path"], update_info.get("version")
-    if not isinstance(path, str) or not path:
-        raise InvalidRequest("update_info.path must be the path of a folder.", param="update_info")
-    # Whoever reads it may work in another folder.
-    return path_of(path, "update_info.path").absolute(), version_of(version, "update_info")
+def source_of(update_info: dict[str, Any] | list[Any]) -> tuple[WeightSource, int | None]:
+    """Source and version of vLLM's `update_info`: a `path` or a `source`, whose other forms announce tensors."""
+    keys = update_info.keys() - {"version"} if isinstance(update_info, dict) else set()
+    if not isinstance(update_info, dict) or keys not in ({"path"}, {"source"}):
+        raise InvalidRequest(f"update_info cannot be this: {SOURCES}", param="update_info")
+    (field,) = keys
+    text, version = update_info[field], version_of(update_info.get("version"), "update_info")
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"update_info.{field} must be a text: {SOURCES}", param="update_info")
+    if field == "source":
+        return WeightSource.parse(text), version
+    # Ranks may have another working directory.
+    return WeightSource("file", str(path_of(text, "update_info.path").absolute())), version
 
 
 def version_of(version: object, field: str = "weight_version") -> int | None:
@@ -73,7 +80,7 @@ def weight_routes(session: WeightSession, key: str | None) -> list[Route]:
     async def init(request: Request) -> Response:
         body = parse(InitTransfer, await read_body(request, LARGEST_BODY) or b"{}")
         if body.init_info:
-            raise InvalidRequest(f"init_info must be empty: {ONLY_FOLDERS}", param="init_info")
+            await session.connect(body.init_info)
         return JSONResponse({"message": "Weight transfer initialized"})
 
     async def start(request: Request) -> Response:
@@ -82,14 +89,17 @@ def weight_routes(session: WeightSession, key: str | None) -> list[Route]:
         return JSONResponse({"message": "Weight update started"})
 
     async def update(request: Request) -> Response:
-        body = parse(UpdateWeights, await read_body(request, LARGEST_PATH))
+        body = parse(UpdateWeights, await read_body(request, LARGEST_UPDATE))
+        if isinstance(body.update_info, dict) and "names" in body.update_info:
+            await session.receive(body.update_info)
+            return JSONResponse({"message": "Weights updated"})
         with renaming(NAMES, (InvalidRequest, ModelError, ConfigError)):
-            await session.update(*folder_of(body.update_info))
+            await session.update(*source_of(body.update_info))
         return JSONResponse({"message": "Weights updated"})
 
     async def finish(request: Request) -> Response:
         body = parse(FinishUpdate, await read_body(request, LARGEST_BODY) or b"{}")
-        await session.finish(version_of(body.weight_version))
+        await session.finish(version_of(body.weight_version), body.requests)
         return JSONResponse({"message": "Weight update finished"})
 
     async def abort(request: Request) -> Response:
@@ -97,7 +107,18 @@ def weight_routes(session: WeightSession, key: str | None) -> list[Route]:
         session.abort()
         return JSONResponse({"message": "Weight update aborted"})
 
+    async def world_size(request: Request) -> Response:
+        await query(request, {"include_dp": str})
+        # One process receives the weights for all ranks of this host.
+        return JSONResponse({"world_size": 1})
+
+    async def info(request: Request) -> Response:
+        await query(request, {"config_format": str})
+        return JSONResponse({"vllm_config": {"weight_transfer_config": {"backend": "nccl"}}})
+
     return [
+        admin_route("/get_world_size", world_size, key, "GET"),
+        admin_route("/server_info", info, key, "GET"),
         admin_route("/init_weight_transfer_engine", init, key),
         admin_route("/start_weight_update", start, key),
         admin_route("/update_weights", update, key),

@@ -14,8 +14,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from rondo.base.errors import InvalidRequest, Overloaded
+from rondo.client.protocol.prefix import pieces_of
 from rondo.client.protocol.refusals import parse
 from rondo.client.protocol.wire import WireModel
+from rondo.engine.kv.events import CacheEvents, request_pieces
 from rondo.server.workers.memory import return_memory
 from rondo.server.workers.worker import OutOfMemory, OutOfTime, Workers
 from rondo.web.errors import BodyTooLarge
@@ -52,7 +54,14 @@ class Bodies:
     """Reads the bodies of the routes that ask the model. `limit` is in bytes, `idle_seconds` the longest wait for the
     next part of a body."""
 
-    def __init__(self, limit: int, max_model_len: int, idle_seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self,
+        limit: int,
+        max_model_len: int,
+        idle_seconds: float = BODY_SECONDS,
+        events: CacheEvents | None = None,
+    ) -> None:
+        self._events = events
         self.limit = limit
         self._max_model_len = max_model_len
         self._idle_seconds = idle_seconds
@@ -72,11 +81,19 @@ class Bodies:
 
         try:
             raw = await read_body(request, self.limit, self._idle_seconds, hold)
-            return await self._parse(kind, raw), len(raw)
+            body = await self._parse(kind, raw)
+            self._note_prefixes(raw)
+            return body, len(raw)
         finally:
             self._held -= held
             if held > PLAIN:
                 await asyncio.to_thread(return_memory)
+
+    def _note_prefixes(self, raw: bytes) -> None:
+        """Hashes the prefixes of the prompt while a router reads the events of the prefix cache."""
+        scheme = None if self._events is None else self._events.scheme
+        if scheme is not None:
+            request_pieces.set(pieces_of(raw, *scheme))
 
     def _check_memory(self, more: int) -> None:
         if more > 0 and self._held + more > HELD * self.limit:

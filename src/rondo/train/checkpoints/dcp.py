@@ -1,5 +1,7 @@
 """Writing and reading of all ranks' tensors in one folder with torch's distributed checkpoints: reader and writer may
 have different layouts. Files are hashed while they are written.
+
+Other modules import this one where they use it: it takes a second, which the first step of a job should not wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch.distributed.tensor import DTensor
 
 from rondo.base.errors import RondoError, StorageError
 from rondo.base.storage.files import storage_error
-from rondo.data.storage.remote import is_remote, store_of, translated
+from rondo.base.storage.remote import is_remote, store_of, translated
 from rondo.parallel.tensor.own_part import local_of
 from rondo.train.checkpoints.states import TensorMeta
 

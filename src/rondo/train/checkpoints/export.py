@@ -18,7 +18,6 @@ from rondo.models.files.checkpoint import MAX_SHARD_BYTES
 from rondo.models.files.mapping import Outgoing, plain_outgoing
 from rondo.models.files.safetensors_write import write
 from rondo.models.files.slots import Slot
-from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.states import MODEL
 
 HELD = 4
@@ -31,6 +30,8 @@ def export_checkpoint(config: ModelConfig, checkpoint: str, folder: Path, of: st
     """
     model = models.build(config)
     model.check_whole()
+    from rondo.train.checkpoints import dcp
+
     reader = dcp.Reader(checkpoint)
     names = _first_names(model)
     stored = reader.stored()

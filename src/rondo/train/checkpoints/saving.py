@@ -22,11 +22,11 @@ from rondo.base.storage.files import storage_error
 from rondo.base.telemetry.log import get_logger
 from rondo.data.storage.places import folder_of
 from rondo.parallel.ranks.crew import Aborted
-from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.checkpoint import MANIFEST, STATE, Checkpoint, Keep, existing, prune, remove
 
 if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
+    from rondo.train.checkpoints import dcp
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -57,6 +57,8 @@ class Checkpoints:
         the previous save.
         """
         begin = time.perf_counter()
+        from rondo.train.checkpoints import dcp
+
         self.wait()
         self._copies = dcp.copies_of(tensors, self._copies)
         self.spent["save_stall"] = time.perf_counter() - begin
@@ -120,6 +122,8 @@ class Checkpoints:
 
         self._ranks.first_does(clear)
         try:
+            from rondo.train.checkpoints import dcp
+
             own = dcp.write(self._copies, f"{self.place}/{name}", self._ranks.group)
             sums = {file: sha for part in self._ranks.say(own) for file, sha in part.items()}
             self._ranks.first_does(finish)

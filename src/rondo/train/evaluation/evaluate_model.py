@@ -11,6 +11,7 @@ from rondo.base.errors import ConfigError
 from rondo.data.input.mixture import weighted
 from rondo.data.storage.shards import is_prepared
 from rondo.models.adapters import load_adapter
+from rondo.models.files.adapter_folder import resolve_adapter
 from rondo.models.store import resolve
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import Kind, TrainConfig
@@ -28,7 +29,7 @@ def evaluate_model(config: TrainConfig, adapter: str | None = None) -> Metrics:
     tokenizer = Tokenizer.load(folder)
     model = models.load(folder, device=config.device)
     if adapter is not None:
-        load_adapter(model, Path(adapter))
+        load_adapter(model, resolve_adapter(adapter, "adapter"))
     evaluator = Evaluator(model)
     kind: Kind = "reward" if model.config.scores else "sft"
     if any(is_prepared(told.source) for told in weighted(config.evaluate.data)):

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rondo.base.errors import ConfigError
 from rondo.models import ModelConfig
 from rondo.parallel.layout.degrees import Degrees
-from rondo.train.config import Kind, TrainConfig
+from rondo.train.config import AdapterConfig, Kind, OptimConfig
 from rondo.train.learner.learner import Learner
 
+LearnerName = Literal["native", "megatron"]
 
-def check(kind: Kind, config: TrainConfig, model: ModelConfig, degrees: Degrees) -> None:
+
+def check(
+    learner: LearnerName,
+    kind: Kind,
+    config: OptimConfig,
+    adapter: AdapterConfig,
+    model: ModelConfig,
+    degrees: Degrees,
+) -> None:
     """Raises if the learner does not support the job, before a learner is built."""
-    if config.learner == "native":
+    if learner == "native":
         return
     from rondo.train.megatron.check import check as check_model
     from rondo.train.megatron.check import check_installed
 
-    if kind == "reward" or config.adapter.kind != "none":
+    if kind == "reward" or adapter.kind != "none":
         what = "a reward model" if kind == "reward" else "an adapter"
         raise ConfigError(
             f"train.learner: megatron does not train {what}. Use native.", param="train.learner"
@@ -30,8 +41,8 @@ def check(kind: Kind, config: TrainConfig, model: ModelConfig, degrees: Degrees)
     check_installed()
 
 
-def learner_of(config: TrainConfig) -> type[Learner]:
-    if config.learner == "native":
+def learner_of(name: LearnerName) -> type[Learner]:
+    if name == "native":
         return Learner
     from rondo.train.megatron.learner import MegatronLearner
 

@@ -18,10 +18,10 @@ from rondo.data.batching.packing import PackedRow
 from rondo.models.adapters.attached import adapter_of
 from rondo.models.decoder import Decoder
 from rondo.models.files.mapping import to_hf
-from rondo.train.checkpoints import dcp
 from rondo.train.checkpoints.states import States, differences, random_states, set_random_states
 from rondo.train.config import OptimConfig
 from rondo.train.evaluation.evaluator import Evaluator, LossSums, Metrics
+from rondo.train.learner.gathering import gathered
 from rondo.train.learner.memory import keep_freed_memory
 from rondo.train.learner.passes import Passes
 from rondo.train.losses.auxiliary import Auxiliary, coefficient_of
@@ -150,6 +150,12 @@ class Learner(Evaluator):
         """Pairs of Hugging Face name and tensor: views of the whole weights in the compute type."""
         return to_hf(self.computing)
 
+    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Native names and whole parameters that training changes, one at a time, in `dtype`; all ranks must iterate to
+        the end.
+        """
+        return gathered(self.model, self.mesh, dtype)
+
     @contextmanager
     def as_left(self) -> Iterator[None]:
         """Context in which the model has the weights that the job exports."""
@@ -174,10 +180,14 @@ class Learner(Evaluator):
         return own if self.prefix else own | random_states(self._rank, self.model.device)
 
     def save(self, folder: str | Path) -> None:
+        from rondo.train.checkpoints import dcp
+
         dcp.write(dcp.copies_of(self.states()), str(folder), self._group)
 
     def load(self, folder: str | Path, step: int) -> None:
         """Loads a checkpoint of any number of ranks in place: shared tensors stay shared."""
+        from rondo.train.checkpoints import dcp
+
         reader = dcp.Reader(str(folder))
         stored = {
             name.removeprefix(self.prefix): what

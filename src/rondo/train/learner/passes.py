@@ -100,7 +100,7 @@ class Passes:
                 (output.total / valid).backward()  # type: ignore[no-untyped-call]
                 done(self._with_auxiliary(output, use, count_of_row))
             else:
-                nothing = self._scored(NOTHING, temperature, entropy).sum() * 0.0
+                nothing = self._scored(NOTHING, temperature, entropy, values).sum() * 0.0
                 nothing.backward()  # type: ignore[no-untyped-call]
 
     def _use(self, row: PackedRow, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
@@ -119,8 +119,8 @@ class Passes:
 
     @torch.no_grad()
     def values(self, rows: Sequence[PackedRow]) -> list[Tensor]:
-        """Output of the model's value head for each row's predictions, for a model on one rank."""
-        return [self._scored(row, 1.0, entropy=False, values=True)[:, 1] for row in rows]
+        """Output of the model's value head for each row's predictions. Layers may be gathered from several ranks."""
+        return [scored[:, 1] for scored in self._asked(rows, 1.0, entropy=False, values=True)]
 
     @torch.no_grad()
     def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
@@ -130,10 +130,12 @@ class Passes:
             done(loss(predictions(row, scored.to(self._device), self._device)))
 
     @torch.no_grad()
-    def _asked(self, rows: Sequence[PackedRow], temperature: float, entropy: bool) -> list[Tensor]:
-        found = [self._scored(row, temperature, entropy) for row in rows]
+    def _asked(
+        self, rows: Sequence[PackedRow], temperature: float, entropy: bool, values: bool = False
+    ) -> list[Tensor]:
+        found = [self._scored(row, temperature, entropy, values) for row in rows]
         for _ in range(len(rows), self._most(len(rows))):
-            self._scored(NOTHING, temperature, entropy)
+            self._scored(NOTHING, temperature, entropy, values)
         self._let_go()
         return found
 

@@ -15,7 +15,6 @@ from rondo.data.batching.packing import PackedRow
 from rondo.models.decoder import Decoder
 from rondo.parallel.config import MemoryConfig
 from rondo.parallel.layout.cut import microbatches, pieces_of, stage_of
-from rondo.parallel.pipeline.pipeline import Pipeline
 from rondo.parallel.pipeline.stage import StageInputs
 from rondo.parallel.precision import computing_type, kept_type
 from rondo.parallel.ranks.mesh import Mesh
@@ -33,6 +32,8 @@ def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Pass
 
 class Pipelined(Passes):
     def __init__(self, model: Decoder, mesh: Mesh, memory: MemoryConfig) -> None:
+        from rondo.parallel.pipeline.pipeline import Pipeline  # its schedules import PyTorch's compiler
+
         computing = computing_type(kept_type(model.dtype, memory), memory.precision)
         super().__init__(model, mesh, memory)
         layout = mesh.degrees.config
@@ -60,7 +61,7 @@ class Pipelined(Passes):
             if i >= len(rows):
                 return scored.sum() * 0.0
             output = loss(predictions(rows[i], scored, self._device))
-            outputs.append(_without_graph(output))
+            outputs.append(without_graph(output))
             return output.total / valid
 
         microbatches = self._microbatches(rows, temperature, needs_entropy(loss))
@@ -79,7 +80,10 @@ class Pipelined(Passes):
         own = [float(self.auxiliary.value(use)) * count for use, count in uses if use is not None]
         return [torch.tensor(sum(parts)) for parts in zip(*self._stages.said_by_stages(own), strict=True)]
 
-    def _asked(self, rows: Sequence[PackedRow], temperature: float, entropy: bool) -> list[Tensor]:
+    def _asked(
+        self, rows: Sequence[PackedRow], temperature: float, entropy: bool, values: bool = False
+    ) -> list[Tensor]:
+        assert not values, "a pipeline has no value head"
         found: list[Tensor] = []
 
         def finish(i: int, scored: Tensor) -> Tensor:
@@ -100,7 +104,7 @@ class Pipelined(Passes):
         return [self._inputs(row, temperature, entropy, length) for row in filled]
 
 
-def _without_graph(output: LossOutput) -> LossOutput:
+def without_graph(output: LossOutput) -> LossOutput:
     def kept(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.detach().cpu() for name, value in metrics.items()}
 

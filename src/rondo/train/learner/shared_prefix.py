@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from rondo.ops import AttentionSpec
 from rondo.ops.dispatch import references_only
 from rondo.ops.native.attention.attend import Pasts, can_attend
 from rondo.ops.native.attention.packed import attend_rows
+
+if TYPE_CHECKING:
+    from rondo.parallel.ranks.mesh import Mesh
 
 Ints = NDArray[np.int64]
 
@@ -36,8 +40,10 @@ NEVER = 1 << 40
 """Position of padding, after all tokens."""
 
 
-def shares_prefixes(specs: Sequence[AttentionSpec]) -> bool:
-    """Whether `SharedPrefix` can replace packed attention in a model with these layers."""
+def shares_prefixes(specs: Sequence[AttentionSpec], mesh: Mesh | None = None) -> bool:
+    """Whether `SharedPrefix` can replace packed attention in a model with these layers, on these ranks."""
+    if mesh is not None and mesh.degrees.cp > 1 and mesh.degrees.config.cp_method == "ring":
+        return False
     return all(spec.softcap is None and not spec.sinks for spec in specs)
 
 

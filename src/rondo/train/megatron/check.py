@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rondo.parallel.layout.degrees import Degrees
 
 FIELD = "train.learner"
+NATIVE = ("logits", "offload", "offload_to")
+"""Memory settings that only the native learner has."""
 
 
 def check(model: ModelConfig, config: OptimConfig, degrees: Degrees | None = None) -> None:
@@ -27,8 +29,12 @@ def check(model: ModelConfig, config: OptimConfig, degrees: Degrees | None = Non
         )
     if config.optimizer != "adamw":
         raise _refused("optimizer", f"{config.optimizer} needs matrices that are not fused: use adamw")
-    for name, field in MemoryConfig.model_fields.items():
-        if getattr(config, name) != field.get_default(call_default_factory=True):
+    if config.precision in ("fp8", "fp8-rowwise"):
+        raise _refused("precision", f"{config.precision} needs Transformer Engine and CUDA: set bfloat16")
+    if config.precision == "float16":
+        raise _refused("precision", "the Megatron-Core learner has no loss scaling: set bfloat16")
+    for name in NATIVE:
+        if getattr(config, name) != MemoryConfig.model_fields[name].get_default(call_default_factory=True):
             raise _refused(name, f"{getattr(config, name)!r} is the native learner's: leave it as it is")
     if degrees is not None:
         _check_degrees(model, degrees)
@@ -81,12 +87,22 @@ def _odd_layer(layer: Layer) -> Iterator[str]:
 
 def _check_degrees(model: ModelConfig, degrees: Degrees) -> None:
     layout = degrees.config
-    for name in ("pp", "cp", "ep"):
-        if getattr(layout, name) > 1:
-            raise _refused(f"layout.{name}", "the Megatron-Core learner divides by dp and tp: leave it at 1")
-    if degrees.dp > 1 and layout.zero:
+    if layout.cp > 1:
+        raise _refused("layout.cp", "Megatron-Core needs Transformer Engine and CUDA for it: leave it at 1")
+    if layout.ep > 1:
+        raise _refused("layout.ep", "the Megatron-Core learner has no experts: leave it at 1")
+    if layout.pp > 1 and layout.schedule != "1f1b":
+        raise _refused("layout.schedule", "the Megatron-Core learner's is 1f1b: leave it out")
+    if len(model.layers) % layout.pp:
+        raise _refused("layout.pp", f"{layout.pp} does not divide {len(model.layers)} layers")
+    if degrees.dp > 1 and layout.zero > 1:
         raise _refused(
-            "layout.zero", "the Megatron-Core learner keeps all states on each dp rank: set it to 0"
+            "layout.zero",
+            "Megatron-Core's buffers shard the optimizer's state, but no weights: set it to 1 or 0",
+        )
+    if layout.zero and layout.dp_replicate > 1:
+        raise _refused(
+            "layout.dp_replicate", "the Megatron-Core learner shards over all dp ranks: leave it at 1"
         )
     attention = model.layers[0].attention
     if attention.num_kv_heads % layout.tp:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
 
 from rondo.train.megatron.part import MegatronShard
-
-if TYPE_CHECKING:
-    from rondo.parallel.ranks.mesh import Mesh
 
 dist: Any = torch.distributed
 """torch.distributed as Any: its types are incomplete."""
@@ -20,17 +17,9 @@ OF_OWN_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
 
 
 @torch.no_grad()
-def add_up(part: MegatronShard, mesh: Mesh | None) -> None:
+def add_up(part: MegatronShard) -> None:
     """Sums gradients over ranks with other heads or other rows."""
-    if mesh is None:
-        return
-    for name, parameter in part.parameters.items():
-        if parameter.grad is None:  # a rank without rows
-            parameter.grad = torch.zeros_like(parameter)
-        if mesh.degrees.tp > 1 and name.endswith(OF_OWN_HEADS):
-            dist.all_reduce(parameter.grad, group=mesh.tp)
-        if mesh.degrees.dp > 1:
-            dist.all_reduce(parameter.grad, group=mesh.dp)
+    part.reduce_gradients(OF_OWN_HEADS)
 
 
 def clip(part: MegatronShard, limit: float) -> float:
@@ -39,8 +28,9 @@ def clip(part: MegatronShard, limit: float) -> float:
     found = {id(p): p.grad for p in part.parameters.values() if p.grad is not None}
     counted = [gradient for parameter, gradient in found.items() if parameter not in elsewhere]
     square = torch.nn.utils.get_total_norm(counted).float().square()
-    if part.group is not None:
-        dist.all_reduce(square, group=part.group)
+    for group in (part.group, part.masters.group, None if part.mesh is None else part.mesh.pp):
+        if group is not None:
+            dist.all_reduce(square, group=group)
     norm = math.sqrt(float(square))
     if limit > 0 and norm > limit:
         torch._foreach_mul_(list(found.values()), limit / (norm + 1e-6))

@@ -5,7 +5,7 @@ files and receivers of weights do not depend on the learner.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,11 @@ from rondo.train.checkpoints.states import (
     set_random_states,
 )
 from rondo.train.config import OptimConfig
-from rondo.train.learner.learner import Learner
+from rondo.train.learner.learner import Learner, Metrics
 from rondo.train.megatron.check import FIELD, check, check_installed
 from rondo.train.megatron.gradients import add_up, clip
 from rondo.train.megatron.part import MegatronShard
-from rondo.train.megatron.passes import MegatronPasses
+from rondo.train.megatron.passes import MegatronPasses, MegatronPipeline
 
 if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
@@ -51,12 +51,14 @@ class MegatronLearner(Learner):
             )
         check(model.config, config, None if mesh is None else mesh.degrees)
         check_installed()
-        self._part = MegatronShard(model, mesh)
-        super().__init__(model, config, mesh)
+        self._part = MegatronShard(model, config, mesh)
+        super().__init__(model, config.model_copy(update={"precision": None}), mesh)
+        self.config = config
         self.model = models.build(model.config).to(model.dtype)
 
     def _passes_over(self, model: Decoder, memory: MemoryConfig) -> MegatronPasses:
-        return MegatronPasses(self._part, model.config)
+        kind = MegatronPasses if self._part.mesh is None else MegatronPipeline
+        return kind(self._part, model.config)
 
     @property
     def device(self) -> torch.device:
@@ -64,21 +66,35 @@ class MegatronLearner(Learner):
 
     @property
     def trained(self) -> nn.Module:
-        return self._part.module
+        return self._part.masters
 
     def _clip(self) -> float:
-        add_up(self._part, self.mesh)
+        add_up(self._part)
         return clip(self._part, self.config.clip)
+
+    def optim_step(
+        self, lr: float | None = None, accept: Callable[[float], bool] = lambda norm: True
+    ) -> Metrics:
+        metrics = super().optim_step(lr, accept)
+        self._part.masters.clear_gradients()
+        return metrics
+
+    def _refresh(self) -> None:
+        self._part.masters.refresh()
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """As in the native learner, on every rank. Tensors that Megatron-Core fuses across groups of heads are
         copied.
         """
-        parts = self._part.apart(self._part.parameters)
+        parts = self._part.computing()
         for slot in self.model.slots():
             names = [piece.param for piece in slot.pieces]
             [tensor] = plain_outgoing([slot], dict(self._part.gathered(parts, names)))
             yield tensor.name, tensor.make()
+
+    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        parts = {name: x.to(dtype) for name, x in self._part.apart(self._part.parameters).items()}
+        return self._part.gathered(parts, self._names())
 
     def whole(self) -> Decoder:
         """The model in the first rank's host memory; all ranks must take part."""
@@ -117,6 +133,7 @@ class MegatronLearner(Learner):
         for prefix, tensors in self._kept().items():
             parts = {name.removeprefix(prefix): x for name, x in wanted.items() if name.startswith(prefix)}
             self._part.fill(tensors, {name: local_of(x) for name, x in parts.items()})
+        self._refresh()
         set_random_states({name: state for name, state in wanted.items() if name.startswith(RANDOM)})
         self.step = step
 
@@ -146,8 +163,11 @@ class MegatronLearner(Learner):
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole tensors by native names, in the first rank's host memory."""
         parts = self._part.apart(tensors)
-        gathered = self._part.gathered(parts, parts)
+        gathered = self._part.gathered(parts, self._names())
         return {name: tensor.cpu().contiguous() for name, tensor in gathered if self._first}
+
+    def _names(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters()]
 
     def _check(self, folder: str | Path, stored: Mapping[str, TensorMeta]) -> None:
         own = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}

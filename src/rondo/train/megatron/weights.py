@@ -14,6 +14,9 @@ from torch import Tensor
 
 from rondo.models.architecture import Dense, Gqa, ModelConfig
 
+TIED = "output_layer.weight"
+"""Output matrix: in the last of several stages a copy of a tied embedding."""
+
 
 @dataclass(frozen=True)
 class Fused:
@@ -53,25 +56,51 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
     return tensor.view(groups, -1, *tensor.shape[1:])
 
 
-def table(config: ModelConfig, vocabulary: int) -> list[Fused]:
+@dataclass(frozen=True)
+class PipelineStage:
+    """One of `count` runs of equally many layers."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, total: int) -> range:
+        size = total // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+
+def table(config: ModelConfig, vocabulary: int, stage: PipelineStage | None = None) -> list[Fused]:
     """Fused parameters of a rank whose own model is `config`, with `vocabulary` rows of the embedding, including
-    padding.
+    padding. A tied embedding is in the first and in the last stage.
     """
+    stage = stage or PipelineStage()
     hidden, words, padding = config.hidden_size, config.vocab_size, vocabulary - config.vocab_size
-    found = [Fused("embedding.word_embeddings.weight", ("embed.weight",), (words,), padding=padding)]
-    for i in range(len(config.layers)):
-        found += _layer(config, i)
-    found.append(_plain("decoder.final_layernorm.weight", "head.norm.weight", hidden))
-    if not config.tied:
-        found.append(Fused("output_layer.weight", ("head.out.weight",), (words,), padding=padding))
+    found: list[Fused] = []
+    if stage.first:
+        name = "embedding.word_embeddings.weight"
+        found.append(Fused(name, ("embed.weight",), (words,), padding=padding))
+    for place, i in enumerate(stage.layers(len(config.layers))):
+        found += _layer(config, i, place)
+    if stage.last:
+        found.append(_plain("decoder.final_layernorm.weight", "head.norm.weight", hidden))
+        if not config.tied or not stage.first:
+            out = "embed.weight" if config.tied else "head.out.weight"
+            found.append(Fused(TIED, (out,), (words,), padding=padding))
     return found
 
 
-def _layer(config: ModelConfig, i: int) -> Iterator[Fused]:
+def _layer(config: ModelConfig, i: int, place: int) -> Iterator[Fused]:
     hidden, attention, mlp = config.hidden_size, config.layers[i].attention, config.layers[i].mlp
     assert isinstance(attention, Gqa)
     assert isinstance(mlp, Dense)
-    ours, theirs = f"layers.{i}", f"decoder.layers.{i}"
+    ours, theirs = f"layers.{i}", f"decoder.layers.{place}"
     size, keys = attention.head_dim, attention.num_kv_heads
     rows = (attention.num_heads // keys * size, size, size)
     for leaf in ("weight", "bias") if attention.qkv_bias else ("weight",):

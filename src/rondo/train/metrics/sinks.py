@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
@@ -10,6 +11,7 @@ import torch
 
 from rondo.jobs.job import Job
 from rondo.train.config import MetricsConfig
+from rondo.train.metrics import trainjob
 from rondo.train.metrics.profile import Profiler
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -57,6 +59,8 @@ def _asked_for(config: MetricsConfig, job: Job, section: str) -> Iterator[Sink]:
         from rondo.train.metrics.prometheus import Prometheus
 
         yield Prometheus(job.short, job.path, config.host, config.port, section)
+    if trainjob.URL in os.environ:
+        yield trainjob.TrainJobStatus(int(job.spec().get("config", {}).get("steps") or 0))
     if config.tensorboard:
         from rondo.train.metrics.events import EventFile
 
@@ -64,4 +68,4 @@ def _asked_for(config: MetricsConfig, job: Job, section: str) -> Iterator[Sink]:
     if config.wandb:
         from rondo.train.metrics.wandb import Wandb
 
-        yield Wandb(config.wandb, job.short, job.path, job.spec().get("config", {}), section)
+        yield Wandb(config, job.short, job.path, job.spec().get("config", {}), section)

@@ -7,21 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from rondo.base.errors import MissingExtra, Unavailable
+from rondo.train.config import MetricsConfig
 
 SECONDS = 60
 
 
 class Wandb:
     def __init__(
-        self, project: str, name: str, folder: Path, config: Mapping[str, Any], section: str = "train"
+        self,
+        metrics: MetricsConfig,
+        name: str,
+        folder: Path,
+        config: Mapping[str, Any],
+        section: str = "train",
     ) -> None:
         wandb = library()
         settings = wandb.Settings(init_timeout=SECONDS, silent=True, x_disable_stats=True, console="off")
         try:
             self._run = wandb.init(
-                project=project,
+                project=metrics.wandb,
+                entity=metrics.wandb_entity or None,
                 id=name,
-                name=name,
+                name=metrics.wandb_name or name,
+                tags=metrics.wandb_tags or None,
                 dir=str(folder),
                 config=dict(config),
                 resume="allow",

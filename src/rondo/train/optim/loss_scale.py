@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from rondo.parallel.tensor.own_part import local_of
+
 START = 2.0**16
 LARGEST = 2.0**24
 PATIENCE = 1000
@@ -37,7 +39,7 @@ class LossScale:
         return {"loss_scale": self.now, "skipped_steps": float(self._skipped)}
 
     def take_out(self, gradients: Iterable[Tensor]) -> None:
-        torch._foreach_mul_(list(gradients), 1 / self.now)
+        torch._foreach_mul_([local_of(gradient) for gradient in gradients], 1 / self.now)
 
     def learn(self, finite: bool) -> None:
         """Adjusts the scale after a step with finite or non-finite gradients."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rondo.parallel.tensor.own_part import local_of
 from rondo.train.config import OptimConfig
 from rondo.train.optim.muon import MuonAndAdamW
 
@@ -33,13 +35,37 @@ def adamw(trained: Mapping[str, nn.Parameter], config: OptimConfig) -> torch.opt
         {"params": [p for name, p in trained.items() if decayed[name]], "weight_decay": config.weight_decay},
         {"params": [p for name, p in trained.items() if not decayed[name]], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return _AdamWOfOwnParts(
         [group for group in groups if group["params"]],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
         fused=all(p.dtype.is_floating_point and p.device.type in ("cpu", "cuda") for p in trained.values()),
     )
+
+
+class _AdamWOfOwnParts(torch.optim.AdamW):
+    """AdamW whose steps see each rank's own part of a sharded tensor: elements are independent of each other. For
+    DTensors, PyTorch would first search for placements of all of them together, which takes seconds for each mesh.
+
+    Its methods are those within PyTorch's guards against torch.compile: they import the compiler, which takes 2.5
+    seconds of CPU time and which nothing here uses.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return inspect.unwrap(torch.optim.AdamW.step)(self, closure)
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        for tensors in lists:
+            tensors[:] = map(local_of, tensors)
+        return has_complex
 
 
 def clip_gradients(
@@ -57,7 +83,7 @@ def clip_gradients(
     counted = [gradient for gradient, here in found if here]
     norm = _norm(counted) if mesh is None else _norm_over_ranks(counted, mesh)
     if limit > 0 and norm > limit:
-        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        torch._foreach_mul_([local_of(gradient) for gradient in gradients], limit / (norm + 1e-6))
     return norm
 
 

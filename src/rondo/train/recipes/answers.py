@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rondo.base.errors import InvalidRequest
 from rondo.data.input.records import PAIR, Record
 from rondo.text.tokenizer import Tokenizer
+from rondo.train.config import Kind, TrainConfig
 from rondo.train.recipes.sft import through_end, turn
 
 
@@ -24,6 +25,22 @@ class Judged:
     prompt: list[int]
     answer: list[int]
     good: bool
+
+
+@dataclass(frozen=True)
+class TokenizedAnswers:
+    """Tokens of the records of each source: pairs, or for KTO labelled answers."""
+
+    pairs: list[list[PreferencePair]] = field(default_factory=list)
+    judged: list[list[Judged]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, kind: Kind, config: TrainConfig, tokenizer: Tokenizer, sources: Iterable[Sequence[Record]]
+    ) -> TokenizedAnswers:
+        if kind == "preference" and config.preference.loss == "kto":
+            return cls(judged=[judged(tokenizer, records) for records in sources])
+        return cls(pairs=[pairs(tokenizer, records) for records in sources])
 
 
 def pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[PreferencePair]:

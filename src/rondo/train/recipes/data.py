@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rondo.base.errors import ConfigError, InvalidRequest, ModelError
 from rondo.base.storage.hashing import sha256_json
+from rondo.base.storage.remote import is_remote
 from rondo.data.batching.datasets import Dataset, InMemory
 from rondo.data.input.formats import Form
 from rondo.data.input.holdout import held_out_records
@@ -17,7 +18,6 @@ from rondo.data.input.records import Record
 from rondo.data.input.sources import SourceRecords, dataset_hash, read_source
 from rondo.data.storage.cache import Cache
 from rondo.data.storage.index import Index
-from rondo.data.storage.remote import is_remote
 from rondo.data.storage.shards import Shards, is_prepared, read_index
 from rondo.text.tokenizer import Tokenizer
 from rondo.train.config import Kind, TrainConfig

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rondo.base.errors import ConfigError
+from rondo.base.units import GIB
 from rondo.models.files.headers import read_config
-from rondo.plan.cost.cluster import GIB
 from rondo.plan.finetune import (
     METHODS,
     Fit,

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from rondo.data.batching.groups import group_size
 from rondo.data.batching.sampler import DocumentSampler, DocumentSpans, Position
-from rondo.text.tokenizer import Tokenizer
-from rondo.train.config import Kind, TrainConfig
-from rondo.train.recipes import answers, preference
-from rondo.train.recipes.data import TrainingSource
+from rondo.train.config import TrainConfig
+from rondo.train.recipes import preference
+from rondo.train.recipes.answers import TokenizedAnswers
 
 MEASURED = 256
 """Steps from which the tokens of a step are computed, since some of its room stays unfilled."""
@@ -34,16 +33,22 @@ def with_steps(
     together."""
     total = epoch_tokens(lengths)
     tokens_per_step = config.tokens_per_step
-    if "tokens_per_step" not in config.model_fields_set:
-        documents = sum(int(np.count_nonzero(each > 1)) for each in lengths)
+    documents = sum(int(np.count_nonzero(each > 1)) for each in lengths)
+    if config.examples_per_step is not None:
+        tokens_per_step = max(math.ceil(config.examples_per_step * total / max(documents, 1)), 1)
+    elif "tokens_per_step" not in config.model_fields_set:
         tokens_per_step = step_size(total, documents, config.tokens_per_step)
     spans = [DocumentSpans(each, longest) for each in lengths]
     sampler = DocumentSampler(spans, weights, config.seed, tokens_per_step)
     steps = math.ceil(epochs * total / _tokens_of_a_step(sampler, total) - 1e-6)
     steps = max(steps, 1)
     warmup = config.warmup if "warmup" in config.model_fields_set else min(config.warmup, -(-steps // 10))
-    found = {"steps": steps, "tokens_per_step": tokens_per_step, "warmup": warmup, "epochs": None}
-    return config.model_copy(update=found)
+    found = {"steps": steps, "tokens_per_step": tokens_per_step, "warmup": warmup}
+    given = {
+        "epochs": None,
+        "examples_per_step": None,
+    }  # equal steps are the same job, however they were given
+    return config.model_copy(update=found | given)
 
 
 def step_size(total: int, documents: int, most: int) -> int:
@@ -69,15 +74,10 @@ def epoch_tokens(lengths: Sequence[Lengths]) -> int:
     return sum(int(np.maximum(each.astype(np.int64) - 1, 0).sum()) for each in lengths)
 
 
-def group_lengths(
-    kind: Kind, config: TrainConfig, sources: Sequence[TrainingSource], tokenizer: Tokenizer
-) -> list[Lengths]:
+def group_lengths(answers: TokenizedAnswers) -> list[Lengths]:
     """Lengths of the pairs or labelled answers of each source, as the loader counts them."""
-    kto = kind == "preference" and config.preference.loss == "kto"
     trees = [
-        preference.judged_trees(answers.judged(tokenizer, source.records))
-        if kto
-        else preference.pair_trees(answers.pairs(tokenizer, source.records))
-        for source in sources
+        *map(preference.pair_trees, answers.pairs),
+        *map(preference.judged_trees, answers.judged),
     ]
     return [np.asarray([group_size(tree) + 1 for tree in own], np.int64) for own in trees]

@@ -25,7 +25,8 @@ from rondo.train.learner.shared_prefix import shares_prefixes
 from rondo.train.loop import Batches
 from rondo.train.losses.objective import Objective, next_tokens
 from rondo.train.losses.preference import BradleyTerry, Kto
-from rondo.train.recipes import answers, data, preference, reward
+from rondo.train.recipes import data, preference, reward
+from rondo.train.recipes.answers import TokenizedAnswers
 from rondo.train.recipes.batches import loader
 from rondo.train.recipes.data import TrainingSource
 from rondo.train.recipes.reference import Computed, Reference, known
@@ -89,11 +90,16 @@ class Examples:
 
 
 def recipe(
-    kind: Kind, work: RecipeInputs, opened: data.OpenedData, tokenized: data.Tokenized | None = None
+    kind: Kind,
+    work: RecipeInputs,
+    opened: data.OpenedData,
+    tokenized: data.Tokenized | None = None,
+    judged: TokenizedAnswers | None = None,
 ) -> Recipe:
-    """`tokenized` is the training data of SFT or pretraining, if it was tokenized already."""
+    """`tokenized` is the training data of SFT or pretraining, `judged` that of preference or reward training, if it was
+    tokenized already."""
     config, held_out = work.config, opened.held_out
-    taught = examples(kind, work, opened.training, tokenized=tokenized)
+    taught = examples(kind, work, opened.training, tokenized=tokenized, judged=judged)
     weights = [source.told.weight for source in opened.training]
     mesh = work.evaluator.mesh
     batches = loader(
@@ -118,27 +124,28 @@ def examples(
     sources: Sequence[TrainingSource],
     file: str = "reference",
     tokenized: data.Tokenized | None = None,
+    judged: TokenizedAnswers | None = None,
 ) -> Examples:
     """Examples of the sources. `file` is the name of the file with their reference log-probabilities."""
-    if kind == "preference":
-        return _preference(work, sources, file)
-    if kind == "reward":
-        return _reward(work, sources)
+    if kind in ("preference", "reward"):
+        records = (source.records for source in sources)
+        judged = judged or TokenizedAnswers.of(kind, work.config, work.tokenizer, records)
+        return _preference(work, judged, file) if kind == "preference" else _reward(work, judged)
     longest = work.config.max_length if kind == "pretrain" else None
     tokenized = tokenized or data.datasets(kind, sources, work.tokenizer, work.config)
     return Examples(tokenized.datasets, next_tokens, longest)
 
 
-def _preference(work: RecipeInputs, sources: Sequence[TrainingSource], file: str) -> Examples:
+def _preference(work: RecipeInputs, answers: TokenizedAnswers, file: str) -> Examples:
     config, told = work.config, work.config.preference
     loss = preference.loss_of(told)
     aside: list[Document] = []
     if isinstance(loss, Kto):
-        judged = [answers.judged(work.tokenizer, source.records) for source in sources]
+        judged = answers.judged
         trees = [preference.judged_trees(own, first) for own, first in zip(judged, _firsts(judged))]
         aside = preference.mismatched([one for own in judged for one in own], config.max_length)
     else:
-        pairs = [answers.pairs(work.tokenizer, source.records) for source in sources]
+        pairs = answers.pairs
         trees = [preference.pair_trees(own, first) for own, first in zip(pairs, _firsts(pairs))]
     by: Reference | None = None if told.loss == "simpo" else work.reference
     if isinstance(by, Computed) and told.reference == "before":
@@ -149,9 +156,8 @@ def _preference(work: RecipeInputs, sources: Sequence[TrainingSource], file: str
     return _groups(work, trees, objective, told.share_prefix)
 
 
-def _reward(work: RecipeInputs, sources: Sequence[TrainingSource]) -> Examples:
-    config = work.config.reward
-    pairs = [answers.pairs(work.tokenizer, source.records) for source in sources]
+def _reward(work: RecipeInputs, answers: TokenizedAnswers) -> Examples:
+    config, pairs = work.config.reward, answers.pairs
     trees = [reward.pair_trees(own, first) for own, first in zip(pairs, _firsts(pairs))]
     return _groups(work, trees, reward.RewardObjective(BradleyTerry(config.center)), config.share_prefix)
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rondo import models
 from rondo.base.errors import ModelError
+from rondo.data.batching.balance import balanced
 from rondo.data.batching.packing import Document, Tree, pack
-from rondo.models import Decoder
+from rondo.models import Decoder, ModelConfig
 from rondo.models.store import resolve
+from rondo.parallel.config import MemoryConfig
 from rondo.text.tokenizer import Tokenizer
-from rondo.train.learner.passes import Passes
+from rondo.train.learner.pipelined import passes_over
 from rondo.train.learner.shared_prefix import shares_prefixes
 from rondo.train.recipes.reward import scored
 from rondo.train.recipes.sft import through_end
+
+if TYPE_CHECKING:
+    from rondo.parallel.ranks.mesh import Mesh
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -29,14 +33,23 @@ class RewardModel:
     to `tokens_per_row` tokens.
     """
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens_per_row: int = 16384) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        tokens_per_row: int = 16384,
+        mesh: Mesh | None = None,
+    ) -> None:
+        """With a mesh, every rank scores the same sequences, and the model and its passes are divided."""
         if not model.config.scores:
             raise ModelError(
                 "this is a language model: `rondo train reward` makes a reward model of it", param="model"
             )
         self.model = model
         self.tokenizer = tokenizer
-        self._passes = Passes(model)
+        self._mesh = mesh
+        self._share = shares_prefixes(model.attention_specs(), mesh)
+        self._passes = passes_over(model, mesh, MemoryConfig())
         self._tokens_per_row = tokens_per_row
 
     @classmethod
@@ -46,10 +59,13 @@ class RewardModel:
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         tokens_per_row: int = 16384,
+        mesh_for: Callable[[ModelConfig], Mesh | None] | None = None,
     ) -> RewardModel:
-        """Loads a model by folder, name or hash of a job."""
+        """Loads a model by folder, name or hash of a job. `mesh_for` divides it."""
         folder = resolve(model)
-        return cls(models.load(folder, dtype, device), Tokenizer.load(folder), tokens_per_row)
+        found = models.load(folder, dtype, device)
+        mesh = mesh_for(found.config) if mesh_for else None
+        return cls(found, Tokenizer.load(folder), tokens_per_row, mesh)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Scores at the end of each sequence of tokens."""
@@ -64,8 +80,8 @@ class RewardModel:
             Tree(prompt, [scored(answer, number=next(numbers)) for answer in answers])
             for prompt, answers in groups
         ]
-        share = shares_prefixes(self.model.attention_specs())
-        flat = iter(self._scores([item for tree in trees for item in ([tree] if share else tree.apart())]))
+        items = [item for tree in trees for item in ([tree] if self._share else tree.apart())]
+        flat = iter(self._scores(items))
         return [[next(flat) for _ in answers] for _, answers in groups]
 
     def score_texts(self, texts: Sequence[str]) -> list[float]:
@@ -83,11 +99,13 @@ class RewardModel:
         return ids[: through_end(ids, self.tokenizer.eos_ids)]
 
     def _scores(self, items: Sequence[Document | Tree]) -> list[float]:
-        rows = pack(items, self._tokens_per_row)
-        found = self._passes.logprobs(rows, 1.0)
-        if not rows:
-            return []
-        numbers = np.concatenate([row.facts["number"] for row in rows]).astype(np.int64)
-        scores = np.empty(len(numbers))
-        scores[numbers] = torch.cat(found).cpu().numpy()
-        return [float(score) for score in scores]
+        mesh = self._mesh
+        own = balanced(items, 1 if mesh is None else mesh.degrees.dp)[0 if mesh is None else mesh.dp_rank]
+        rows = pack(own, self._tokens_per_row)
+        found = [
+            (int(number), float(score))
+            for row, scores in zip(rows, self._passes.logprobs(rows, 1.0), strict=True)
+            for number, score in zip(row.facts["number"], scores.tolist(), strict=True)
+        ]
+        parts = [found] if mesh is None else mesh.said(found)
+        return [score for _, score in sorted(pair for part in parts for pair in part)]

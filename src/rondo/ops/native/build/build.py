@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from rondo.base.lock import locked
-from rondo.base.storage.home import cache_dir
+from rondo.base.storage.home import kernels_dir
 from rondo.base.telemetry.activity import activity
 from rondo.base.telemetry.log import get_logger
 from rondo.ops.native.build.level import cpu_flags, level, level_flags
@@ -76,7 +76,7 @@ def _compiled(source: Path, command: list[str]) -> Path:
     cpu = cpu_flags() or {platform.processor()}
     identity = "\0".join([*texts, *command, *FLAGS, *level_flags(), platform.machine(), *sorted(cpu)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    target = cache_dir() / "native" / f"{source.stem}-{level()}-{digest}.so"
+    target = kernels_dir() / f"{source.stem}-{level()}-{digest}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

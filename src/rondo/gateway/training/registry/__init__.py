@@ -1,0 +1,5 @@
+"""The registry of a gateway: names of models in requests, and the files behind them.
+
+service.py  names and their targets, registration, load and unload
+located.py  files of a model on this machine: a job's folder, an exported checkpoint, a copy from an object store
+"""
