@@ -14,6 +14,7 @@ from starlette.responses import Response
 from gateway.stub import RunningGateway, Stub, gateway_of, served
 from rondo.control.key import Rights
 from rondo.jobs.spec import JobSpec
+from rondo.supervisor.catalog import Loadable
 from rondo.supervisor.control import ControlEndpoint
 from rondo.supervisor.part import Part
 from support.on_demand import FakeFleet
@@ -60,8 +61,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gateway(home: Path) -> Iterator[RunningGateway]:
-    fleet = FakeFleet(home / "engines", {"base": 60, "other": 60}, 100, restart_seconds=0.05)
+def fleet(home: Path) -> FakeFleet:
+    return FakeFleet(home / "engines", {"base": 60, "other": 60}, 100, restart_seconds=0.05)
+
+
+@pytest.fixture
+def gateway(home: Path, fleet: FakeFleet) -> Iterator[RunningGateway]:
     control = ControlEndpoint()
     control.begin(fleet.on_demand)
     settings = {"supervisor": control.url, "supervisor_key": control.key}
@@ -140,6 +145,28 @@ def test_checkpoints_of_fine_tuned_models_answer_under_openais_names(
     asked = {"model": f"{running}:ckpt-step-3", "prompt": "x"}
     assert httpx.post(gateway.url + "/v1/completions", json=asked, timeout=60).status_code == 404
     call(gateway, "PUT", "/aliases/mine:ckpt-step-1", {"model": JOB}, 400)
+
+
+def test_a_job_whose_process_still_ends_is_registered_under_the_name_of_its_result(
+    gateway: RunningGateway, fleet: FakeFleet, home: Path
+) -> None:
+    hash, result = "5" * 64, "sl-result"
+    folder = write_job(home, hash, "")
+    (folder / "origin.json").write_text(json.dumps({"model": "base", "base": "base"}))
+    book, registry = gateway.gateway.training.book, gateway.gateway.registry
+    row, _ = book.submit(JobSpec("sft", {"model": "base"}), "local", result=result, launcher="away").result()
+    book.note(row, hash=hash).result()
+    fleet.extra.append(Loadable(hash, "other"))
+    fleet.extra.append(Loadable("6" * 64, "other"))
+    write_job(home, "6" * 64, "not-of-the-gateway")
+    wait_until(lambda: "6" * 64 in entries(gateway))
+    assert hash not in entries(gateway), "the gateway registers it when it has succeeded"
+    asked = {"model": result, "prompts": ["x"], "wait": 0}
+    assert httpx.post(f"{gateway.url}/v1/generate", json=asked).status_code == 404
+    assert not registry.answers(result)
+    assert call(gateway, "GET", f"/{hash[:9]}")["name"] == result, "it was named before"
+    assert registry.answers(result)
+    assert httpx.post(f"{gateway.url}/v1/generate", json=asked).status_code == 200
 
 
 def test_an_entry_has_its_lineage_and_state(gateway: RunningGateway) -> None:

@@ -126,7 +126,7 @@ class Gateway:
         self.queue = QueueService(config, store, self.fleet, self.usage, self.loading)
         self.queue_loader = QueueLoader(self.queue, self.loading)
         self.objects = Objects(config, store, self.queue)
-        self.training = Training(config, store, self.objects)
+        self.training = Training(config, store, self.objects, self.registry)
         self.forward = Forward(
             *(config, self.auth, Limits(), self.usage, self.fleet, self.upstream, self.loading, tracer),
             completions=CompletionStorage(self.objects.completions),

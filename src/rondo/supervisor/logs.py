@@ -18,7 +18,9 @@ log = get_logger("rondo.supervisor")
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 LARGEST_READ = 1 << 20
-RETRIES = 5
+RETRIES = 20
+GAP = 3
+"""Free numbers after which a log has no further files."""
 
 
 def logs_dir() -> Path:
@@ -129,16 +131,15 @@ class _File:
 
 
 def _files(path: Path) -> list[_File]:
-    """Files of a log, the newest first."""
-    older = {
-        int(number): each
-        for each in path.parent.glob(f"{path.name}.*")
-        if (number := each.name.removeprefix(f"{path.name}.")).isdecimal()
-    }
-    found = []
-    for each in (path, *(older[number] for number in sorted(older))):
+    """Files of a log, the newest first. A rotation only raises numbers, so that looking in rising order misses none;
+    one number is free during it."""
+    found, free, number = [], 0, 0
+    while free < GAP:
+        each = path if not number else path.with_name(f"{path.name}.{number}")
+        number, free = number + 1, free + 1
         with suppress(FileNotFoundError):
             found.append(_File(each, _id(each.stat())))
+            free = 0
     return found
 
 

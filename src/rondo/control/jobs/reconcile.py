@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
@@ -45,8 +45,16 @@ BUSY = "job_is_running"
 
 
 class Reconciler:
-    def __init__(self, book: JobBook, launchers: Mapping[str, Launcher], config: JobsConfig) -> None:
-        self.book, self.launchers, self.config = book, launchers, config
+    """`registered` is called when a model was added to the registry, before its job has succeeded."""
+
+    def __init__(
+        self,
+        book: JobBook,
+        launchers: Mapping[str, Launcher],
+        config: JobsConfig,
+        registered: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.book, self.launchers, self.config, self.registered = book, launchers, config, registered
         self.keys = Keys(book.store)
         self.models = ModelRegistry(book.store)
         self._claimed: dict[str, float] = {}
@@ -322,6 +330,8 @@ class Reconciler:
         try:
             model = await asyncio.to_thread(model_of_job, Job(jobs_dir() / hash))
             await self.models.add_of_job(model, row.owner)
+            if self.registered is not None:
+                await self.registered()
         except RondoError as error:
             _report("the model of a job is not registered", error, row)
 

@@ -32,6 +32,7 @@ from rondo.gateway.training.inputs import (
     remove_input,
     with_plan,
 )
+from rondo.gateway.training.registry.service import RegistryService
 from rondo.gateway.training.scalarlm.publish import ModelPublisher
 from rondo.gateway.training.settings import check
 from rondo.jobs.spec import PLAIN, JobSpec
@@ -46,7 +47,9 @@ KEPT_SECONDS = 3600.0
 class Training:
     """Created within the event loop that serves it."""
 
-    def __init__(self, config: GatewayConfig, store: Store, objects: Objects) -> None:
+    def __init__(
+        self, config: GatewayConfig, store: Store, objects: Objects, registry: RegistryService
+    ) -> None:
         self.config, self.objects = config, objects
         self.book = JobBook(store)
         told = config.jobs
@@ -55,7 +58,7 @@ class Training:
         self.launchers = {each.name: each for each in self.named.values()}
         self.publisher = ModelPublisher()
         reconciled = told.model_copy(update={"gateway_url": told.gateway_url or own_url(config)})
-        reconciler = Reconciler(self.book, self.launchers, reconciled)
+        reconciler = Reconciler(self.book, self.launchers, reconciled, registry.refresh)
         self._tasks = [asyncio.create_task(work) for work in (reconciler.run(), self._sweep())]
 
     async def file(self, id: str, key: Key, param: str, purpose: str | None = "fine-tune") -> Path:

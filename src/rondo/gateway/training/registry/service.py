@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from rondo.base.errors import Conflict, Forbidden, InvalidRequest, NotFound, Ron
 from rondo.base.storage.home import jobs_dir
 from rondo.base.telemetry.log import get_logger
 from rondo.control.jobs.book import JobBook, JobRow
+from rondo.control.jobs.launchers.folder import AttemptFolder
 from rondo.control.jobs.registry.book import ModelRegistry
 from rondo.control.jobs.registry.facts import files_of, model_of_folder, model_of_job
 from rondo.control.jobs.registry.rows import (
@@ -124,6 +125,10 @@ class RegistryService:
         """Whether the model is registered under this id."""
         return model in self._sources
 
+    def answers(self, name: str) -> bool:
+        """Whether requests for this name reach a model that is registered or that the supervisor loads."""
+        return name in self._targets or name in self._sources or name in self.loading.names
+
     def names(self) -> frozenset[str]:
         return frozenset(self._sources).union(self._targets)
 
@@ -175,10 +180,12 @@ class RegistryService:
     async def _add_job(self, job: Job, step: int | None = None, name: str | None = None) -> RegisteredModel:
         """Registers a model of a job of this machine, for the key that submitted it."""
         new, owner = await asyncio.to_thread(model_of_job, job, step), "local"
-        new = replace(new, name=name or new.name)
         with suppress(NotFound):
-            owner = (await self._jobs.get(job.name)).owner
-        return await self.book.add_of_job(new, owner)
+            row = await self._jobs.get(job.name)
+            owner = row.owner
+            if name is None and row.result is not None:
+                name = row.result if step is None else checkpoint_name(row.result, step)
+        return await self.book.add_of_job(replace(new, name=name or new.name), owner)
 
     # Registration.
 
@@ -402,8 +409,10 @@ class RegistryService:
         await self._adopt(new)
 
     async def _adopt(self, hashes: set[str]) -> None:
-        """Registers finished jobs of this machine that the gateway did not start."""
-        for hash in sorted(hashes - self._sources.keys()):
+        """Registers finished jobs of this machine that the gateway did not start. A job of the gateway is registered
+        with its success, under the name of its result."""
+        own = await asyncio.to_thread(_hashes, await self._jobs.unended()) if hashes else set()
+        for hash in sorted(hashes - own - self._sources.keys()):
             with suppress(RondoError):
                 job = Job(jobs_dir() / hash)
                 if job.path.is_dir():
@@ -445,6 +454,12 @@ def _of_source(source: str, name: str, base: str | None) -> NewModel:
         files=files,
         lineage={"base": base or found},
     )
+
+
+def _hashes(rows: Iterable[JobRow]) -> set[str]:
+    """Hashes of jobs, also of those whose hash only their process has computed."""
+    reported = (row.hash or AttemptFolder.of(row.id, row.attempt).report().get("hash") for row in rows)
+    return {str(hash) for hash in reported if hash}
 
 
 def _finished() -> set[str]:

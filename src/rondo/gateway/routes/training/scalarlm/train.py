@@ -312,7 +312,7 @@ async def _shown(request: Request, row: JobRow) -> dict[str, Any]:
 
 def _deployed(request: Request, row: JobRow) -> bool:
     """Whether requests for the job's model are answered: it is loaded with the first one."""
-    return row.state == "succeeded" and registry_of(request).offers(str(row.hash))
+    return row.state == "succeeded" and registry_of(request).answers(row.result or str(row.hash))
 
 
 def _uploads(request: Request) -> ArchiveUploads:
