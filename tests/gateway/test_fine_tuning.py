@@ -71,6 +71,12 @@ def go(tmp_path: Path) -> None:
     (tmp_path / "home" / "jobs" / ("ab" * 32) / "go").touch()
 
 
+def write_adapter(tmp_path: Path) -> None:
+    adapter = tmp_path / "home" / "jobs" / ("ab" * 32) / "adapter"
+    adapter.mkdir(exist_ok=True)
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+
 def client(gateway: RunningGateway, name: str = "ann", rights: Rights | None = None) -> openai.OpenAI:
     _, text = gateway.gateway.keys.make(name, rights or Rights()).result()
     return openai.OpenAI(base_url=gateway.url + "/v1", api_key=text, max_retries=0)
@@ -180,9 +186,7 @@ def test_a_fine_tuned_model_is_deleted_by_its_owner(gateway: RunningGateway, tmp
     api, other = client(gateway), client(gateway, "other")
     job = api.fine_tuning.jobs.create(model="base", training_file=upload(api, [RECORD]))
     wait_until(lambda: status(api, job.id) == "running")
-    adapter = tmp_path / "home" / "jobs" / ("ab" * 32) / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    write_adapter(tmp_path)
     go(tmp_path)
     wait_until(lambda: status(api, job.id) == "succeeded")
     model = api.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
@@ -214,13 +218,19 @@ def test_a_model_under_two_names_loses_the_deleted_one(gateway: RunningGateway, 
         job = each.fine_tuning.jobs.create(model="base", training_file=upload(each, [RECORD]))
         # The second job finds the first one's result.
         wait_until(lambda each=each, job=job: status(each, job.id) in ("running", "succeeded"))  # type: ignore[misc]
+        write_adapter(tmp_path)
         go(tmp_path)
         wait_until(lambda each=each, job=job: status(each, job.id) == "succeeded")  # type: ignore[misc]
         models.append(each.fine_tuning.jobs.retrieve(job.id).fine_tuned_model)
     folder = tmp_path / "home" / "jobs" / ("ab" * 32)
     assert aliases_of(folder) == models
+    book = gateway.gateway.registry.book
+    assert {book.find(str(each)).result().id for each in models} == {"ab" * 32}
     api.models.delete(str(models[0]))
     assert aliases_of(folder) == models[1:]
+    assert book.find(str(models[1])).result().name == models[1]
+    with pytest.raises(NotFound):
+        book.find(str(models[0])).result()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Rows of the registry: names, promotion and rollback, aliases, owners, facts of folders."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,28 @@ def test_names_hashes_steps_and_latest(models: ModelRegistry) -> None:
         False,
         5,
     )
+
+
+def test_jobs_of_one_hash_add_their_names(models: ModelRegistry) -> None:
+    async def add(name: str, owner: str) -> str:
+        return (await models.add_of_job(new(name=name), owner)).id
+
+    assert [asyncio.run(add(*each)) for each in (("ft:a", "me"), ("ft:b", "other"), ("ft:c", "me"))] == [
+        A
+    ] * 3
+    assert asyncio.run(add(A[:12], "local")) == A
+    assert [found(models, name) for name in ("ft:a", "ft:b", "ft:c")] == [A] * 3
+    owners = {each.alias: each.owner for each in models.aliases().result()}
+    assert owners == {"ft:b": "other", "ft:c": "me"}
+    models.rename(A, "ft:b").result()
+    row = models.find("ft:b").result()
+    assert (row.id, row.name, row.owner) == (A, "ft:b", "other")
+    assert [each.alias for each in models.aliases().result()] == ["ft:c"]
+    with pytest.raises(NotFound):
+        found(models, "ft:a")
+    models.add(new(B, name="taken"), "me").result()
+    assert asyncio.run(add("taken", "other")) == A, "a name of another model is left alone"
+    assert found(models, "taken") == B
 
 
 def test_promotion_rollback_and_aliases(models: ModelRegistry) -> None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rondo.base.errors import ConfigError, InvalidRequest, RondoError, Unavailable
@@ -329,7 +330,7 @@ class Reconciler:
         """Adds the job's model to the registry."""
         try:
             model = await asyncio.to_thread(model_of_job, Job(jobs_dir() / hash))
-            await self.models.add_of_job(model, row.owner)
+            await self.models.add_of_job(replace(model, name=row.result or model.name), row.owner)
             if self.registered is not None:
                 await self.registered()
         except RondoError as error:

@@ -7,6 +7,7 @@ an alias with that name.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -83,11 +84,32 @@ class ModelRegistry:
         return self.store.write(work)
 
     async def add_of_job(self, model: NewModel, owner: str) -> RegisteredModel:
-        """Registers a model of a job, under the job's hash if another key has its name."""
+        """Registers a model of a job, under the job's hash if another key has its name. A job with the hash of a
+        registered one, such as that of another key, adds its name to the model."""
         try:
-            return await self.add(model, owner)
+            row = await self.add(model, owner)
+        except Forbidden:
+            row = await self.find(model.id)
         except Conflict:
             return await self.add(replace(model, name=model.job[:SHORT]), owner)
+        if row.name != model.name != model.job[:SHORT]:
+            with suppress(Conflict, Forbidden, InvalidRequest):  # the name stands for another model
+                await self.point(model.name, row.id, owner)
+        return row
+
+    def rename(self, id: str, alias: str) -> Pending[None]:
+        """Gives the model the name and the owner of one of its aliases, which is removed."""
+
+        def work(db: sa.Connection) -> None:
+            serialize(db, "registry")
+            current = _current(db, alias)
+            if current is None or current.model != id:  # it was moved meanwhile
+                return
+            db.execute(sa.delete(registry_aliases).where(_aliases.alias == alias))
+            values = {"name": alias, "owner": current.owner}
+            db.execute(sa.update(registry).where(_columns.id == id).values(**values))
+
+        return self.store.write(work)
 
     def note(self, id: str, files: dict[str, tuple[int, str]], **facts: Any) -> Pending[None]:
         """Records the files of a model, whose hashes take long to compute."""

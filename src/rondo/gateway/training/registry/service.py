@@ -275,13 +275,22 @@ class RegistryService:
 
     async def delete(self, row: JobRow) -> None:
         """Deletes the result of a job with its checkpoints and the job's folder. A folder with further names stays."""
-        job = Job(jobs_dir() / str(row.hash))
-        others = {name_of_job(job.path), *aliases_of(job.path)} - {row.result, ""}
+        job, result = Job(jobs_dir() / str(row.hash)), str(row.result)
+        others = {name_of_job(job.path), *aliases_of(job.path)} - {result, ""}
+        aliases = {each.alias: each.model for each in await self.book.aliases()}
+        if result in aliases:
+            await self.book.drop_alias(result, None)
         for model in await self.book.all(job=row.hash):
-            if not others or str(row.result) in (model.name, model.name.partition(":ckpt-step-")[0]):
+            further = sorted(name for name in others if aliases.get(name) == model.id)
+            if others and result not in (model.name, model.name.partition(":ckpt-step-")[0]):
+                continue
+            if further:
+                await self.book.rename(model.id, further[0])
+            else:
                 await self.remove(model.id, None)
+        await self.refresh()
         if others:
-            await asyncio.to_thread(remove_alias, job.path, str(row.result))
+            await asyncio.to_thread(remove_alias, job.path, result)
         elif job.path.is_dir():
             await asyncio.to_thread(check_removable, job)
             await asyncio.to_thread(remove_job, job)
