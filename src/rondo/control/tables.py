@@ -328,6 +328,16 @@ registry_aliases = sa.Table(
     sa.Column("created", sa.BigInteger, nullable=False),
 )
 
+engines = sa.Table(
+    "engines",
+    metadata,
+    sa.Column("host", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("url", sa.Text),
+    sa.Column("draining", sa.Boolean, nullable=False),
+)
+"""`url`: NULL unless the engine was registered by API."""
+
 QUEUED = requests.c.state == sa.literal_column("'queued'")
 """A literal: neither database uses a partial index for `state = ?`."""
 

@@ -66,6 +66,7 @@ from rondo.gateway.routes.training.scalarlm import cluster, publish
 from rondo.gateway.routes.training.scalarlm import train as scalarlm
 from rondo.gateway.sources.discovery import Discovery
 from rondo.gateway.sources.loading import Loading
+from rondo.gateway.sources.registered import Registrations
 from rondo.gateway.training.evals.runner import EvalRunner
 from rondo.gateway.training.judges import Judges
 from rondo.gateway.training.registry.service import RegistryService
@@ -119,6 +120,9 @@ class Gateway:
         self.auth = Authenticator(self.keys, config.guarded, config.key_seconds, config.engine_key)
         self.upstream = Upstream(config)
         self.fleet = Fleet(config, self.upstream)
+        for url in config.engines:
+            self.fleet.add(url)
+        self.registrations = Registrations(self.fleet, store)
         self.loading = Loading(config, self.fleet, self.upstream)
         self.registry = RegistryService(config, store, self.fleet, self.upstream, self.loading)
         endpoint = config.otlp_traces_endpoint
@@ -139,8 +143,6 @@ class Gateway:
             self.control, bounded(self.control, LARGEST_CONTROL_BODY, config.body_seconds, config.section)
         )
         self.app = self._wrapped()
-        for url in config.engines:
-            self.fleet.add(url)
         self.discovery = Discovery(config, self.fleet)
 
     failure: RondoError | None = None
@@ -154,6 +156,7 @@ class Gateway:
 
     async def close(self) -> None:
         await _close(self.discovery)
+        await _close(self.registrations)
         with suppress(Unavailable):
             self.usage.flush()  # `Store.close` finishes it
         for part in (
@@ -266,6 +269,7 @@ def make_control(gateway: Gateway) -> FastAPI:
         "keys": gateway.keys,
         "usage": gateway.usage,
         "fleet": gateway.fleet,
+        "registrations": gateway.registrations,
         "loading": gateway.loading,
         "store": gateway.store,
         "queue": gateway.queue,

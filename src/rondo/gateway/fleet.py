@@ -107,17 +107,21 @@ class Fleet:
         self.config, self.upstream = config, upstream
         self.router = Router((), config.router)
         self.engines: dict[str, FleetEngine] = {}
+        self.drained: set[str] = set()
+        """Ids of engines that receive nothing, perhaps of engines that have not been added yet."""
+        self.left: set[str] = set()
+        """Ids of engines that their source no longer reports, and whose drains are still stored."""
         self.changed = asyncio.Event()
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._suspected: set[str] = set()
 
     def add(self, url: str) -> FleetEngine:
-        instance = Instance(_checked(url), healthy=False)
+        instance = Instance(checked_url(url), healthy=False)
         instance.capacity = self.config.router.requests_per_engine
         engine = FleetEngine(instance)
-        if engine.id in self.engines:
-            raise Conflict(f"The engine {engine.id} is registered already.", param="url")
+        self.check_new(engine.id)
+        instance.draining = engine.id in self.drained
         self.engines[engine.id] = engine
         self.router.add(engine.instance)
         self._polls[engine.id] = asyncio.create_task(self._poll(engine))
@@ -125,6 +129,10 @@ class Fleet:
             follower = CacheFollower(instance, self.router, self.upstream)
             self._followers[engine.id] = asyncio.create_task(follower.run())
         return engine
+
+    def check_new(self, id: str) -> None:
+        if id in self.engines:
+            raise Conflict(f"The engine {id} is registered already.", param="url")
 
     def find(self, id: str) -> FleetEngine:
         if id not in self.engines:
@@ -143,11 +151,20 @@ class Fleet:
         self._suspected.discard(id)
         self._note_change()
 
-    def set_draining(self, id: str, draining: bool) -> FleetEngine:
-        engine = self.find(id)
-        engine.instance.draining = draining
-        self._note_change()
-        return engine
+    def leave(self, id: str) -> None:
+        """Removes an engine that its source no longer reports. A later engine at its address is not drained."""
+        self.drained.discard(id)
+        self.left.add(id)
+        self.remove(id)
+
+    def set_drained(self, ids: set[str]) -> None:
+        """Drains these engines and resumes all others."""
+        changed = self.drained ^ ids
+        self.drained = ids
+        for id in changed & self.engines.keys():
+            self.engines[id].instance.draining = id in ids
+        if changed:
+            self._note_change()
 
     @property
     def starting(self) -> bool:
@@ -268,7 +285,7 @@ class Fleet:
         self.changed = asyncio.Event()
 
 
-def _checked(url: str) -> str:
+def checked_url(url: str) -> str:
     """The address of an engine, without credentials, query and control characters."""
     try:
         parts = urlsplit(url)

@@ -17,6 +17,7 @@ from rondo.gateway.fleet import UNUSABLE, Fleet, FleetEngine
 from rondo.gateway.proxy.forward import Forward
 from rondo.gateway.routes.security import AdminKey, AnyKey, InferenceKey
 from rondo.gateway.sources.loading import Loading
+from rondo.gateway.sources.registered import Registrations
 
 router = APIRouter(tags=["engines"])
 EVENT_SECONDS = 15.0
@@ -90,34 +91,33 @@ async def list_engines(request: Request, key: AnyKey) -> EngineList:
 @router.post("/v1/engines", status_code=201)
 async def register_engine(request: Request, body: NewEngine, key: AdminKey) -> EngineState:
     """Registers an engine. It receives requests once its health check succeeds."""
-    return _state(_fleet(request).add(body.url), key)
+    return _state(await _registrations(request).register(body.url), key)
 
 
 @router.delete("/v1/engines/{id}")
 async def remove_engine(request: Request, id: str, key: AdminKey) -> EngineState:
     """Removes an engine from the list. Its requests under way end."""
-    engine = _fleet(request).find(id)
+    engine = _fleet(request).engines.get(id)
     loading: Loading = request.app.state.loading
-    if loading.started(engine.instance.url):
+    if engine is not None and loading.started(engine.instance.url):
         raise Conflict(
             f"The engine {id} was loaded on demand, and would be listed again: unload its model with POST "
             "/v1/models/unload.",
             param="id",
         )
-    _fleet(request).remove(id)
-    return _state(engine, key)
+    return _state(await _registrations(request).remove(id), key)
 
 
 @router.post("/v1/engines/{id}/drain")
 async def drain_engine(request: Request, id: str, key: AdminKey) -> EngineState:
     """Sends no further requests to the engine."""
-    return _state(_fleet(request).set_draining(id, True), key)
+    return _state(await _registrations(request).set_draining(id, True), key)
 
 
 @router.post("/v1/engines/{id}/resume")
 async def resume_engine(request: Request, id: str, key: AdminKey) -> EngineState:
     """Sends requests to a drained engine again."""
-    return _state(_fleet(request).set_draining(id, False), key)
+    return _state(await _registrations(request).set_draining(id, False), key)
 
 
 @router.get("/v1/engines/events", response_class=StreamingResponse)
@@ -213,6 +213,11 @@ async def _events(forward: Forward, key: Key) -> AsyncGenerator[bytes, None]:
 def _fleet(request: Request) -> Fleet:
     fleet: Fleet = request.app.state.fleet
     return fleet
+
+
+def _registrations(request: Request) -> Registrations:
+    registrations: Registrations = request.app.state.registrations
+    return registrations
 
 
 def _state(engine: FleetEngine, key: Key) -> EngineState:
