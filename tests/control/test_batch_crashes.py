@@ -18,7 +18,7 @@ from rondo.control.objects.files import Files, new_file
 from rondo.control.objects.pages import PageQuery
 from rondo.control.queue.leases import Leases
 from rondo.control.queue.queue import Queue
-from rondo.control.queue.work import Finished
+from rondo.control.queue.work import Finished, Leased
 from rondo.control.store.check import problems
 from rondo.control.store.store import Store
 from support.stores import new_store
@@ -78,20 +78,18 @@ class Setup:
         Driver(self.drivers(), id).run()
 
     def answer(self, most: int = 100) -> list[str]:
-        """Each third request is refused."""
         leased = self.leases.take("w", ["m"], most).result()
-        finished = []
-        for each in leased:
-            number = json.loads(each.body)["body"]["n"]
-            text = json.dumps(
-                {"status": 400 if number % 3 == 2 else 200, "request_id": "r", "body": {"n": number}}
-            )
-            wrong = number % 3 == 2
-            finished.append(
-                Finished(each.id, each.lease, error=text) if wrong else Finished(each.id, each.lease, text)
-            )
-        self.leases.finish(finished).result()
+        self.leases.finish([self.finished(each) for each in leased]).result()
         return [each.id for each in leased]
+
+    def finished(self, leased: Leased) -> Finished:
+        """Each third request is refused."""
+        number = json.loads(leased.body)["body"]["n"]
+        wrong = number % 3 == 2
+        text = json.dumps({"status": 400 if wrong else 200, "request_id": "r", "body": {"n": number}})
+        if wrong:
+            return Finished(leased.id, leased.lease, error=text)
+        return Finished(leased.id, leased.lease, text)
 
     def lines(self, id: str) -> list[dict[str, Any]]:
         both = [self.blobs.kept(each) for each in output.output_ids(id)]
