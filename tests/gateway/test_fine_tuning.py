@@ -156,6 +156,15 @@ def test_chosen_hyperparameters_and_accuracy_of_pairs(gateway: RunningGateway) -
         "train_preference_accuracy": 1.0,
         "valid_preference_accuracy": 0.5,
     }
+    answers = {"token_accuracy": 0.5, "evaluate/loss": 0.25, "evaluate/token_accuracy": 0.75}
+    assert openai_metrics({"step": 2} | answers) == {
+        "step": 2,
+        "train_mean_token_accuracy": 0.5,
+        "valid_loss": 0.25,
+        "valid_mean_token_accuracy": 0.75,
+        "full_valid_loss": 0.25,
+        "full_valid_mean_token_accuracy": 0.75,
+    }
 
 
 def test_a_cancelled_job_and_an_equal_one(gateway: RunningGateway) -> None:

@@ -48,7 +48,7 @@ export const GROUPS: Group[] = [
   {
     title: "Accuracy",
     explain: "Share of right next tokens, or of pairs in the right order. A value near 1 on the training data alone means that it was memorized.",
-    metrics: ["accuracy", "held_out/accuracy", "evaluate/accuracy", "margin"],
+    metrics: ["accuracy", "token_accuracy", "held_out/accuracy", "evaluate/accuracy", "evaluate/token_accuracy", "margin"],
   },
   {
     title: "Sampler and learner",

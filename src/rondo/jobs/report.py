@@ -32,7 +32,7 @@ CURVES: Mapping[str, tuple[str, ...]] = {
     "Loss": ("loss", "evaluate/loss"),
     "Reward": ("reward", "held_out/reward"),
     "Correct answers": ("reward/correct", "held_out/reward/correct", "evaluate/reward/correct"),
-    "Accuracy": ("accuracy", "evaluate/accuracy"),
+    "Accuracy": ("accuracy", "token_accuracy", "evaluate/accuracy", "evaluate/token_accuracy"),
     "Learning rate": ("lr",),
     "Gradient norm": ("grad_norm",),
     "Tokens per second": ("tokens_per_second",),

@@ -25,7 +25,7 @@ from rondo.models.parts import (
     normed_sum,
     take,
 )
-from rondo.ops import AttentionSpec, RopeSpec, rope_tables, token_logprobs
+from rondo.ops import AttentionSpec, RopeSpec, rope_tables, token_logprobs, top1_hits
 
 
 class Embed(nn.Module):
@@ -80,23 +80,31 @@ class Head(nn.Module):
         self.softcap = config.logit_softcap
         self.register_module("value", None)
         self.score: Score = token_logprobs
+        self.hits: Callable[[Tensor, Tensor], Tensor] = top1_hits
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cap(self.out(self.norm(x)))
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
+    def logprobs(
+        self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False, top1: bool = False
+    ) -> Tensor:
         """x [N, H], tokens [N] -> [N]: the log-probability of each token given its row; with `entropy` [N, 2], beside
-        it the entropy of the row's distribution."""
+        it the entropy of the row's distribution; with `top1` a last column that is 1 for each row's most likely token.
+        """
         if len(x) <= ROWS_AT_ONCE or (torch.is_grad_enabled() and not self.chunked):
-            return self._scored(x, tokens, temperature, entropy)
+            return self._scored(x, tokens, temperature, entropy, top1)
         scored = self._scored
         if torch.is_grad_enabled():
             scored = partial(checkpoint, scored, use_reentrant=False, preserve_rng_state=False)
         parts = zip(torch.split(x, ROWS_AT_ONCE), torch.split(tokens, ROWS_AT_ONCE), strict=True)
-        return torch.cat([scored(*part, temperature, entropy) for part in parts])
+        return torch.cat([scored(*part, temperature, entropy, top1) for part in parts])
 
-    def _scored(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool) -> Tensor:
-        return self.score(self(x), tokens, temperature, entropy)
+    def _scored(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool, top1: bool) -> Tensor:
+        logits = self(x)
+        scored = self.score(logits, tokens, temperature, entropy)
+        if not top1:
+            return scored
+        return torch.cat([scored.view(len(x), -1), self.hits(logits.detach(), tokens)[:, None]], 1)
 
     def values(self, x: Tensor) -> Tensor:
         """x [N, H] -> [N]: the predicted return after each row, from the value head."""
@@ -115,10 +123,12 @@ class ScoreHead(Head):
         super().__init__(config)
         self.out = Linear(config.hidden_size, 1, bias=False)
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
+    def logprobs(
+        self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False, top1: bool = False
+    ) -> Tensor:
         """Scores in the place of a language model's log-probabilities; `tokens` and `temperature` are ignored."""
-        if entropy:
-            raise ModelError("the scores of a reward model have no entropy")
+        if entropy or top1:
+            raise ModelError("the scores of a reward model have no entropy and no most likely token")
         scores: Tensor = self(x)
         return scores[:, 0].float()
 

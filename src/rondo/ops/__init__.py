@@ -43,7 +43,7 @@ from rondo.ops.triton import attention as _triton_attention  # noqa: F401 regist
 from rondo.ops.triton import pointwise as _triton_pointwise  # noqa: F401 registers itself
 from rondo.ops.triton import vocabulary as _triton_vocabulary  # noqa: F401 registers itself
 from rondo.ops.vocabulary.draw import NO_TOKEN, choose_tokens, draw
-from rondo.ops.vocabulary.logprobs import token_logprobs
+from rondo.ops.vocabulary.logprobs import token_logprobs, top1_hits
 
 __all__ = [
     "NO_TOKEN",
@@ -78,4 +78,5 @@ __all__ = [
     "rotate",
     "route",
     "token_logprobs",
+    "top1_hits",
 ]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from rondo.ops import token_logprobs
+from rondo.ops import token_logprobs, top1_hits
 from rondo.ops.vocabulary import logprobs
-from rondo.ops.vocabulary.split_logprobs import split_logprobs
+from rondo.ops.vocabulary.split_logprobs import split_logprobs, split_top1_hits
 from rondo.parallel.collectives import gather_equal
 from support.ranks import ThreadRanks
 
@@ -52,6 +52,24 @@ def test_a_divided_vocabulary(
         assert torch.equal(found, outcomes[0][0])
         close(found, wanted.detach())
     close(torch.cat([grad for _, grad in outcomes], 1), whole.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_top1_hits_of_a_divided_vocabulary(ranks: ThreadRanks, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(ROWS, VOCAB, generator=draw).to(dtype)
+    tokens = logits.argmax(-1)
+    tokens[::2] = (tokens[::2] + 1) % VOCAB
+
+    def rank(group: ProcessGroup) -> Tensor:
+        first = group.rank() * PART
+        own = logits[:, first : first + PART]
+        return split_top1_hits(own, tokens, first, lambda x: gather_equal(x[None], group))
+
+    wanted = torch.tensor([0.0, 1.0] * ROWS)[:ROWS]
+    assert torch.equal(top1_hits(logits, tokens), wanted)
+    for found in ranks.run_in_group(SIZE, rank):
+        assert torch.equal(found, wanted)
 
 
 def test_rows_that_predict_nothing(ranks: ThreadRanks) -> None:

@@ -89,6 +89,8 @@ def test_sft_trains_three_epochs_and_holds_out_a_tenth(ground: Path) -> None:
     assert len(seen) == plan.config.steps
     assert seen[-1]["epochs"] == pytest.approx(3, abs=0.1)
     assert seen[-1]["evaluate/loss"] > 0
+    assert seen[0]["token_accuracy"] < seen[-1]["token_accuracy"] <= 1
+    assert 0 <= seen[-1]["evaluate/token_accuracy"] <= 1
 
 
 def test_steps_and_epochs_of_the_same_number_are_the_same_job(ground: Path) -> None:

@@ -22,15 +22,18 @@ STATUS: Mapping[JobState, str] = {"starting": "validating_files", "pausing": "ru
 METRICS = {
     "loss": "train_loss",
     "accuracy": "train_preference_accuracy",
+    "token_accuracy": "train_mean_token_accuracy",
     "held_out/loss": "valid_loss",
     "evaluate/loss": "valid_loss",
+    "evaluate/token_accuracy": "valid_mean_token_accuracy",
     "held_out/accuracy": "valid_preference_accuracy",
     "evaluate/accuracy": "valid_preference_accuracy",
     "reward": "train_reward_mean",
     "held_out/reward": "valid_reward_mean",
 }
 """OpenAI's names of our metrics. Accuracy is the share of pairs whose preferred answer is the more likely one."""
-
+FULL = {"evaluate/loss": "full_valid_loss", "evaluate/token_accuracy": "full_valid_mean_token_accuracy"}
+"""OpenAI's names of the same values: every evaluation is over the whole validation file."""
 
 DPO_BETA = 0.1
 """Strength of the reference constraint by default, as in `rondo train preference`."""
@@ -222,7 +225,9 @@ def timed(job: Job) -> list[tuple[dict[str, Any], float]]:
 
 
 def openai_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    known = {METRICS[name]: value for name, value in metrics.items() if name in METRICS}
+    known = {
+        names[name]: value for names in (METRICS, FULL) for name, value in metrics.items() if name in names
+    }
     return {"step": int(metrics["step"]), **known}
 
 

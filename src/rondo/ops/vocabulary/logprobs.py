@@ -26,6 +26,14 @@ def token_logprobs(
     return _token_logprobs(logits, tokens, inverse_temperature(temperature, logits), entropy)
 
 
+@torch.no_grad()
+def top1_hits(logits: Tensor, tokens: Tensor) -> Tensor:
+    """1 where no logit of the row [T, V] is above that of its token, otherwise 0: fp32 [T]. The maximum is several
+    times faster than the argmax; of equal logits each counts as the largest."""
+    own = logits.gather(-1, tokens[:, None]).squeeze(-1)
+    return (own >= logits.amax(-1)).float()
+
+
 def inverse_temperature(temperature: float | Tensor, logits: Tensor) -> Tensor | None:
     if isinstance(temperature, Tensor):
         temperature = temperature.to(device=logits.device, dtype=torch.float32)

@@ -36,6 +36,16 @@ def split_logprobs(
     return result
 
 
+@torch.no_grad()
+def split_top1_hits(logits: Tensor, tokens: Tensor, first: int, gather: Gather) -> Tensor:
+    """Like `top1_hits`, from this rank's columns of the logits, [T, V/n] from column `first`."""
+    last = logits.shape[1] - 1
+    here = (tokens >= first) & (tokens <= first + last)
+    own = logits.gather(-1, (tokens - first).clamp(0, last)[:, None]).squeeze(-1)
+    chosen, tops = gather(torch.stack([own.masked_fill(~here, -torch.inf), logits.amax(-1)])).unbind(1)
+    return (chosen.amax(0) >= tops.amax(0)).float()
+
+
 class _SplitLogprobs(torch.autograd.Function):
     """Log-probabilities in blocks of rows; backward recomputes the softmax."""
 

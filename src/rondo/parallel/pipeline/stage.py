@@ -36,6 +36,8 @@ class StageInputs:
     temperature: float
     entropy: bool = False
     """Whether to return the entropy of each prediction's distribution beside its log-probability."""
+    top1: bool = False
+    """Whether to return, as a further column, 1 for each target that is the most likely token."""
     values: bool = False
     """Whether to return the value head's output as the last column."""
     experts: Any = None
@@ -71,8 +73,8 @@ class Stage(nn.Module):
         return self.index == self.count - 1
 
     def forward(self, x: Tensor, inputs: StageInputs) -> Tensor:
-        """Tokens [T] or the previous piece's hidden states [T, H] -> [T, H], or on the last piece [N], with entropies
-        or values [N, 2], with both [N, 3].
+        """Tokens [T] or the previous piece's hidden states [T, H] -> [T, H], or on the last piece [N]; [N, 2] or more
+        with entropies, top-1 hits or values.
         """
         if self.first:
             x = self.decoder.embed(x)
@@ -86,7 +88,7 @@ class Stage(nn.Module):
 
     def score(self, hidden: Tensor, inputs: StageInputs) -> Tensor:
         head, states = self.decoder.head, take(hidden, inputs.where)
-        scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy)
+        scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy, inputs.top1)
         if inputs.values:
             scored = torch.cat([scored.view(len(states), -1), head.values(states)[:, None]], 1)
         # Not a view: FSDP's hook on a module's output would be lost if a view were changed in place.

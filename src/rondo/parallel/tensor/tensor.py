@@ -23,7 +23,7 @@ from rondo.models.architecture import Gqa
 from rondo.models.attend import Attend
 from rondo.models.decoder import Decoder, DecoderLayer, MissingLayer, ScoreHead
 from rondo.models.parts import Experts, GqaAttention, MoeMlp, RopeTables
-from rondo.ops.vocabulary.split_logprobs import split_logprobs
+from rondo.ops.vocabulary.split_logprobs import split_logprobs, split_top1_hits
 from rondo.parallel.collectives import copy_to, gather_equal, read_rows, scatter_rows, sum_over
 from rondo.parallel.layout.split import Split, TensorSlice, split
 from rondo.parallel.ranks.mesh import Mesh
@@ -60,6 +60,7 @@ def _divide_ends(model: Decoder, own: Split, group: ProcessGroup) -> None:
         become(model.head, _ScoresOnce)
         model.head.__dict__["group"] = group
     model.head.score = partial(_score, first=own.vocabulary.start, group=group)
+    model.head.hits = partial(_hits, first=own.vocabulary.start, group=group)
 
 
 class _ScoresOnce(ScoreHead):
@@ -67,8 +68,10 @@ class _ScoresOnce(ScoreHead):
 
     group: ProcessGroup
 
-    def logprobs(self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False) -> Tensor:
-        scores = super().logprobs(x, tokens, temperature, entropy)
+    def logprobs(
+        self, x: Tensor, tokens: Tensor, temperature: float, entropy: bool = False, top1: bool = False
+    ) -> Tensor:
+        scores = super().logprobs(x, tokens, temperature, entropy, top1)
         return sum_over(scores if self.group.rank() == 0 else nothing(scores), self.group)
 
 
@@ -76,6 +79,10 @@ def _score(
     logits: Tensor, tokens: Tensor, temperature: float, entropy: bool, *, first: int, group: ProcessGroup
 ) -> Tensor:
     return split_logprobs(logits, tokens, temperature, first, lambda x: gather_equal(x[None], group), entropy)
+
+
+def _hits(logits: Tensor, tokens: Tensor, *, first: int, group: ProcessGroup) -> Tensor:
+    return split_top1_hits(logits, tokens, first, lambda x: gather_equal(x[None], group))
 
 
 def _divide_layer(layer: DecoderLayer, model: Decoder, own: Split, mesh: Mesh, *, again: bool) -> None:

@@ -25,7 +25,15 @@ from rondo.parallel.precision import multiply_in_fp8
 from rondo.parallel.recompute import keep_less
 from rondo.train.learner.shared_prefix import SharedPrefix
 from rondo.train.losses.auxiliary import Auxiliary, ExpertUse
-from rondo.train.losses.sums import Loss, LossOutput, Predictions, counted, needs_entropy, needs_values
+from rondo.train.losses.sums import (
+    Loss,
+    LossOutput,
+    Predictions,
+    counted,
+    needs_entropy,
+    needs_top1,
+    needs_values,
+)
 
 if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
@@ -91,16 +99,17 @@ class Passes:
     ) -> None:
         """Adds the gradient of the sum of losses, divided by `valid`; `done` is called with each row's output."""
         count, entropy, values = self._most(len(rows)), needs_entropy(loss), needs_values(loss)
+        top1 = needs_top1(loss)
         for i in range(count):
             self._begin(last=i == count - 1)
             if i < len(rows):
                 use, count_of_row = self._use(rows[i], loss, valid)
-                scored = self._scored(rows[i], temperature, entropy, values, use)
-                output = loss(predictions(rows[i], scored, self._device, values))
+                scored = self._scored(rows[i], temperature, entropy, values, use, top1)
+                output = loss(predictions(rows[i], scored, self._device, values, top1))
                 (output.total / valid).backward()  # type: ignore[no-untyped-call]
                 done(self._with_auxiliary(output, use, count_of_row))
             else:
-                nothing = self._scored(NOTHING, temperature, entropy, values).sum() * 0.0
+                nothing = self._scored(NOTHING, temperature, entropy, values, None, top1).sum() * 0.0
                 nothing.backward()  # type: ignore[no-untyped-call]
 
     def _use(self, row: PackedRow, loss: Loss, valid: float) -> tuple[ExpertUse | None, int]:
@@ -125,17 +134,23 @@ class Passes:
     @torch.no_grad()
     def measure(self, rows: Sequence[PackedRow], loss: Loss, done: Callable[[LossOutput], None]) -> None:
         """Calls `done` with the loss's output of each row, without gradients."""
-        found = self._asked(rows, 1.0, needs_entropy(loss))
+        top1 = needs_top1(loss)
+        found = self._asked(rows, 1.0, needs_entropy(loss), top1=top1)
         for row, scored in zip(rows, found, strict=True):
-            done(loss(predictions(row, scored.to(self._device), self._device)))
+            done(loss(predictions(row, scored.to(self._device), self._device, with_top1=top1)))
 
     @torch.no_grad()
     def _asked(
-        self, rows: Sequence[PackedRow], temperature: float, entropy: bool, values: bool = False
+        self,
+        rows: Sequence[PackedRow],
+        temperature: float,
+        entropy: bool,
+        values: bool = False,
+        top1: bool = False,
     ) -> list[Tensor]:
-        found = [self._scored(row, temperature, entropy, values) for row in rows]
+        found = [self._scored(row, temperature, entropy, values, top1=top1) for row in rows]
         for _ in range(len(rows), self._most(len(rows))):
-            self._scored(NOTHING, temperature, entropy, values)
+            self._scored(NOTHING, temperature, entropy, values, top1=top1)
         self._let_go()
         return found
 
@@ -146,9 +161,10 @@ class Passes:
         entropy: bool,
         values: bool = False,
         use: ExpertUse | None = None,
+        top1: bool = False,
     ) -> Tensor:
         tokens, inputs = self._inputs(row, temperature, entropy, self._multiple)
-        scored: Tensor = self._stage(tokens, replace(inputs, values=values, experts=use))
+        scored: Tensor = self._stage(tokens, replace(inputs, values=values, experts=use, top1=top1))
         return scored
 
     def _inputs(
@@ -193,17 +209,24 @@ NOTHING = PackedRow(
 
 
 def predictions(
-    row: PackedRow, scored: Tensor, device: torch.device, with_values: bool = False
+    row: PackedRow,
+    scored: Tensor,
+    device: torch.device,
+    with_values: bool = False,
+    with_top1: bool = False,
 ) -> Predictions:
-    """`scored` are log-probabilities [N], or [N, 2] with entropies; values are an additional last column."""
-    values = None
+    """`scored` are log-probabilities [N], or [N, 2] with entropies; top-1 hits and values are additional last columns,
+    in this order."""
+    values = top1 = None
     if with_values:
         scored, values = scored[:, :-1].squeeze(1), scored[:, -1]
+    if with_top1:
+        scored, top1 = scored[:, :-1].squeeze(1), scored[:, -1].detach()
     logprobs, entropy = (scored, None) if scored.dim() == 1 else scored.unbind(1)
     columns = {name: torch.from_numpy(column).to(device) for name, column in row.columns.items()}
     facts = {name: torch.from_numpy(facts).to(device) for name, facts in row.facts.items()}
     weights = torch.from_numpy(row.weights).to(device)
-    return Predictions(logprobs, weights, columns, row.documents, facts, entropy, values)
+    return Predictions(logprobs, weights, columns, row.documents, facts, entropy, top1, values)
 
 
 def inputs_of(

@@ -20,7 +20,7 @@ from rondo.parallel.precision import computing_type, kept_type
 from rondo.parallel.ranks.mesh import Mesh
 from rondo.train.learner.passes import NOTHING, Passes, predictions
 from rondo.train.losses.auxiliary import ExpertUse
-from rondo.train.losses.sums import Loss, LossOutput, needs_entropy
+from rondo.train.losses.sums import Loss, LossOutput, needs_entropy, needs_top1
 
 
 def passes_over(model: Decoder, mesh: Mesh | None, memory: MemoryConfig) -> Passes:
@@ -56,15 +56,16 @@ class Pipelined(Passes):
     ) -> None:
         outputs: list[LossOutput] = []
         uses = [self._use(row, loss, valid) for row in rows]
+        top1 = needs_top1(loss)
 
         def finish(i: int, scored: Tensor) -> Tensor:
             if i >= len(rows):
                 return scored.sum() * 0.0
-            output = loss(predictions(rows[i], scored, self._device))
+            output = loss(predictions(rows[i], scored, self._device, with_top1=top1))
             outputs.append(without_graph(output))
             return output.total / valid
 
-        microbatches = self._microbatches(rows, temperature, needs_entropy(loss))
+        microbatches = self._microbatches(rows, temperature, needs_entropy(loss), top1)
         for i, (use, _) in enumerate(uses):
             tokens, inputs = microbatches[i]
             microbatches[i] = tokens, replace(inputs, experts=use)
@@ -81,7 +82,12 @@ class Pipelined(Passes):
         return [torch.tensor(sum(parts)) for parts in zip(*self._stages.said_by_stages(own), strict=True)]
 
     def _asked(
-        self, rows: Sequence[PackedRow], temperature: float, entropy: bool, values: bool = False
+        self,
+        rows: Sequence[PackedRow],
+        temperature: float,
+        entropy: bool,
+        values: bool = False,
+        top1: bool = False,
     ) -> list[Tensor]:
         assert not values, "a pipeline has no value head"
         found: list[Tensor] = []
@@ -90,18 +96,19 @@ class Pipelined(Passes):
             found.append(scored.cpu())
             return scored
 
-        self._pipeline.score(self._microbatches(rows, temperature, entropy), finish)
+        self._pipeline.score(self._microbatches(rows, temperature, entropy, top1), finish)
         self._let_go()
         return self._stages.told(found[: len(rows)], self._last)
 
     def _microbatches(
-        self, rows: Sequence[PackedRow], temperature: float, entropy: bool
+        self, rows: Sequence[PackedRow], temperature: float, entropy: bool, top1: bool = False
     ) -> list[tuple[Tensor, StageInputs]]:
         count = microbatches(self._layout, self._most(len(rows)))
         longest = max((len(row.tokens) for row in rows), default=1)
         length = longest + -longest % self._multiple
         filled = (*rows, *[NOTHING] * (count - len(rows)))
-        return [self._inputs(row, temperature, entropy, length) for row in filled]
+        found = [self._inputs(row, temperature, entropy, length) for row in filled]
+        return [(tokens, replace(inputs, top1=top1)) for tokens, inputs in found]
 
 
 def without_graph(output: LossOutput) -> LossOutput:

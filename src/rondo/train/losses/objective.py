@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rondo.data.batching.packing import PackedRow
 from rondo.train.evaluation.evaluator import Evaluator, Metrics
-from rondo.train.losses.sums import Loss, counted, cross_entropy
+from rondo.train.losses.sums import AnswerCrossEntropy, Loss, counted, cross_entropy
 from rondo.train.metrics.meter import perplexity
 
 
@@ -20,7 +20,8 @@ class LossRequest:
 
     def told(self, found: Metrics) -> Metrics:
         """Metrics of the loss, derived metrics such as perplexity, and `facts`."""
-        follows = {"perplexity": perplexity(found["loss"])} if self.loss is cross_entropy else {}
+        per_token = self.loss is cross_entropy or isinstance(self.loss, AnswerCrossEntropy)
+        follows = {"perplexity": perplexity(found["loss"])} if per_token else {}
         return found | follows | self.facts
 
 
@@ -29,6 +30,11 @@ Objective = Callable[[Evaluator, Sequence[PackedRow]], LossRequest]
 
 def next_tokens(evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
     return LossRequest(rows, cross_entropy)
+
+
+def answer_tokens(evaluator: Evaluator, rows: Sequence[PackedRow]) -> LossRequest:
+    """Objective of SFT: next tokens, with their accuracy."""
+    return LossRequest(rows, AnswerCrossEntropy())
 
 
 def sizes(evaluator: Evaluator, rows: Sequence[PackedRow], loss: Loss) -> Metrics:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Predictions:
     """Facts of documents, [D] each."""
     entropy: Tensor | None = None
     """Entropy of each token's distribution in nats, for losses with `needs_entropy`."""
+    top1: Tensor | None = None
+    """1 for each token that is the most likely one, otherwise 0, for losses with `needs_top1`."""
     values: Tensor | None = None
     """Output of the model's value head before each token, for losses with `needs_values`."""
 
@@ -76,6 +79,11 @@ def needs_entropy(loss: Loss) -> bool:
     return bool(getattr(loss, "needs_entropy", False))
 
 
+def needs_top1(loss: Loss) -> bool:
+    """Whether the loss uses `Predictions.top1` if it is available, according to its attribute of that name."""
+    return bool(getattr(loss, "needs_top1", False))
+
+
 def needs_values(loss: Loss) -> bool:
     """Whether the loss requires `Predictions.values`, according to its attribute of that name."""
     return bool(getattr(loss, "needs_values", False))
@@ -83,3 +91,16 @@ def needs_values(loss: Loss) -> bool:
 
 def cross_entropy(batch: Predictions) -> LossOutput:
     return LossOutput(-(batch.logprobs * batch.weights).sum())
+
+
+@dataclass(frozen=True)
+class AnswerCrossEntropy:
+    """Cross entropy that also counts the tokens that greedy decoding would choose."""
+
+    needs_top1: ClassVar[bool] = True
+
+    def __call__(self, batch: Predictions) -> LossOutput:
+        found = cross_entropy(batch)
+        if batch.top1 is None:
+            return found
+        return replace(found, sums={"token_accuracy": batch.top1[batch.weights != 0].sum()})

@@ -23,7 +23,7 @@ from rondo.train.evaluation.evaluate import HeldOut
 from rondo.train.evaluation.evaluator import Evaluator
 from rondo.train.learner.shared_prefix import shares_prefixes
 from rondo.train.loop import Batches
-from rondo.train.losses.objective import Objective, next_tokens
+from rondo.train.losses.objective import Objective, answer_tokens, next_tokens
 from rondo.train.losses.preference import BradleyTerry, Kto
 from rondo.train.recipes import data, preference, reward
 from rondo.train.recipes.answers import TokenizedAnswers
@@ -133,7 +133,8 @@ def examples(
         return _preference(work, judged, file) if kind == "preference" else _reward(work, judged)
     longest = work.config.max_length if kind == "pretrain" else None
     tokenized = tokenized or data.datasets(kind, sources, work.tokenizer, work.config)
-    return Examples(tokenized.datasets, next_tokens, longest)
+    objective = next_tokens if kind == "pretrain" else answer_tokens
+    return Examples(tokenized.datasets, objective, longest)
 
 
 def _preference(work: RecipeInputs, answers: TokenizedAnswers, file: str) -> Examples:
