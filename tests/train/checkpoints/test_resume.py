@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rondo.base.storage.files import atomic_dir
 from rondo.base.storage.hashing import sha256_file
 from rondo.train import jobs
 from rondo.train.config import TrainConfig
+from support.full_disk import files_up_to
 from support.home import own_home
 from support.tiny import tiny_model, tiny_tokenizer
 
@@ -99,6 +101,32 @@ def test_killed_and_resumed_is_bit_equal(
     assert [row["loss"] for row in rows] == losses
     assert losses[-1] < losses[0] - 0.5
     assert json.loads((other / "status.json").read_text())["state"] == "succeeded"
+
+
+def test_a_job_goes_on_from_the_checkpoint_before_a_full_disk(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = config(ground).model_copy(update={"steps": 6})
+    monkeypatch.setenv("RONDO_HOME", str(own_home(tmp_path / "full")))
+    plan = jobs.plan("pretrain", told)
+    with ExitStack() as full:
+
+        def fill(step: int, metrics: dict[str, float]) -> None:
+            if step == 3:
+                full.enter_context(files_up_to(64 << 10))
+
+        with pytest.raises(StorageError, match=r"No space left to write .*step_4") as caught:
+            jobs.run(plan, fill)
+    assert caught.value.code == "no_space"
+    assert plan.job.state() == "failed"
+    assert [path.name for path in (plan.job.path / "checkpoints").glob("step_*")] == ["step_2"]
+    resumed: list[int] = []
+    again = jobs.plan("pretrain", told)
+    jobs.run(again, lambda step, metrics: resumed.append(step))
+    assert (again.job, resumed) == (plan.job, [3, 4, 5, 6])
+    here(told, tmp_path / "calm", monkeypatch)
+    ends = [sha256_file(job_of(tmp_path / name) / "export/model.safetensors") for name in ("full", "calm")]
+    assert ends[0] == ends[1]
 
 
 def test_the_best_checkpoint_stays_beside_the_last(

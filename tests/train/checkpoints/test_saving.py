@@ -15,6 +15,7 @@ from rondo.train.checkpoints import saving
 from rondo.train.checkpoints.checkpoint import Keep, existing
 from rondo.train.checkpoints.saving import Checkpoints
 from rondo.train.loop import rating
+from support.full_disk import files_up_to
 
 TENSORS = {"model/a": torch.arange(12.0).view(3, 4), "model/b": torch.tensor(2.0, dtype=torch.bfloat16)}
 
@@ -116,6 +117,20 @@ def test_a_full_disk_is_said_so_and_leaves_the_one_before(tmp_path: Path) -> Non
     found = saved.newest()
     assert found is not None
     assert found.step == 1
+
+
+@pytest.mark.parametrize("kilobytes", [0, 4, 100, 3000, 3900])
+def test_a_disk_that_is_full_within_a_file_is_said_so(tmp_path: Path, kilobytes: int) -> None:
+    """The kernel refuses the write amid torch's zip format, whose writer then speaks of a position in the file."""
+    saved = save(tmp_path, 1)
+    with files_up_to(kilobytes << 10):
+        saved.save({"model/x": torch.ones(500_000), "model/y": torch.ones(500_000)}, 2, {})
+        with pytest.raises(StorageError, match=r"No space left to write .*step_2.*Free some space") as caught:
+            saved.wait()
+    assert caught.value.code == "no_space"
+    assert steps(tmp_path) == [1]
+    save(tmp_path, 2)
+    assert steps(tmp_path) == [2, 1]
 
 
 def test_an_error_in_the_thread_is_raised_by_the_next_step(tmp_path: Path) -> None:

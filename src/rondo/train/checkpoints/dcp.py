@@ -185,7 +185,12 @@ class _Files(FileSystemBase):
                 yield stream
                 return
             hashed = _Hashed(stream)
-            yield hashed
+            try:
+                yield hashed
+            except RuntimeError as error:
+                if hashed.failure is None:
+                    raise
+                raise hashed.failure from error
         self.sums[name.rpartition("/")[2]] = hashed.hexdigest()
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
@@ -231,12 +236,18 @@ class _Hashed:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._sum = hashlib.sha256()
+        self.failure: OSError | None = None
+        """Error of the disk, in whose place torch's zip writer raises one about its position in the file."""
         for name in ("tell", "flush", "close", "fileno"):
             setattr(self, name, getattr(stream, name))
 
     def write(self, data: Any) -> int:
         self._sum.update(data)
-        count: int = self._stream.write(data)
+        try:
+            count: int = self._stream.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
         return count
 
     def hexdigest(self) -> str:
