@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,12 +27,10 @@ from rondo.weights.transports.landing import Landing
 from rondo.weights.transports.segment import Held, WeightSegment, corrupted
 
 KEY = "RONDO_WEIGHTS_KEY"
-CHECKSUM = "x-checksum"
 READER = "x-reader"
 """Header with the name of a fetch, for which the sender holds the version until its end."""
 LEAVE_SECONDS = 5.0
 READERS = 4
-LARGEST_READ = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -67,16 +65,14 @@ class RemoteOwner:
         manifest = Manifest.parse(json.dumps(found["manifest"]))
         return RemoteVersion(layout, found["config"], manifest, found.get("delta_base"))
 
-    def read(self, segment: WeightSegment, runs: Sequence[ByteRun], expected: int | None, number: int) -> int:
-        """Reads bytes into the segment and verifies them, by the given checksum or by the sender's."""
+    def read(self, segment: WeightSegment, runs: Sequence[ByteRun], expected: int, number: int) -> int:
+        """Reads a bucket into the segment and verifies it."""
         places = [[run.offset, run.length, run.count, run.stride] for run in runs]
-        body = json.dumps({"runs": places, "checksum": expected is None})
-        answer = self._ask("POST", f"/{self.version}/read", body)
+        answer = self._ask("POST", f"/{self.version}/read", json.dumps({"runs": places}))
         for run in runs:
             _receive(answer, segment.data, run)
-        self._verify(segment, runs, int(answer.headers[CHECKSUM]) if expected is None else expected, number)
-        if expected is not None:
-            segment.complete(number, self.version or 0, expected)
+        self._verify(segment, runs, expected, number)
+        segment.complete(number, self.version or 0, expected)
         return sum(run.nbytes for run in runs)
 
     def read_delta(
@@ -136,37 +132,27 @@ def fetch_http(
     landing: Landing,
     url: str,
     version: int | None,
-    wanted: Iterable[ByteRun] | None = None,
     seconds: float = 600.0,
     base: Path | None = None,
 ) -> Held:
-    """Brings a version to this host: all of it, or the wanted bytes for the ranks of this host. `base` is the folder of
-    the version in use, to which a delta may apply."""
+    """Brings a whole version to this host. `base` is the folder of the version in use, to which a delta may apply."""
     reader = secrets.token_hex(8)
     found = RemoteOwner(url, version, seconds, reader).describe()
     remote = RemoteOwner(url, found.manifest.version, seconds, reader)
     try:
-        return _fetched(landing, remote, found, wanted, base)
+        return _fetched(landing, remote, found, base)
     finally:
         remote.leave()
 
 
-def _fetched(
-    landing: Landing,
-    remote: RemoteOwner,
-    found: RemoteVersion,
-    wanted: Iterable[ByteRun] | None,
-    base: Path | None,
-) -> Held:
+def _fetched(landing: Landing, remote: RemoteOwner, found: RemoteVersion, base: Path | None) -> Held:
     manifest = found.manifest
     segment = landing.take(found.layout, found.config, manifest)
     known = None if base is None or found.delta_base is None else fits(base, found.layout, found.delta_base)
     try:
         reads: list[Callable[[], int]]
         parts = list(enumerate(zip(manifest.buckets, manifest.checksums, strict=True)))
-        if wanted is not None:
-            reads = [partial(remote.read, segment, runs, None, i) for i, runs in enumerate(batches(wanted))]
-        elif known is not None:
+        if known is not None:
             reads = [partial(remote.read_delta, segment, known, b, total, i) for i, (b, total) in parts]
         else:
             reads = [partial(remote.read, segment, b.runs, total, i) for i, (b, total) in parts]
@@ -179,19 +165,6 @@ def _fetched(
         landing.give(segment)
         raise
     return landing.held(segment, manifest.version, moved)
-
-
-def batches(wanted: Iterable[ByteRun]) -> list[list[ByteRun]]:
-    """Runs in the order of the file, in reads of limited size."""
-    found: list[list[ByteRun]] = [[]]
-    filled = 0
-    for run in sorted(wanted, key=lambda each: each.offset):
-        if found[-1] and filled + run.nbytes > LARGEST_READ:
-            found.append([])
-            filled = 0
-        found[-1].append(run)
-        filled += run.nbytes
-    return [each for each in found if each]
 
 
 def _receive(answer: http.client.HTTPResponse, data: Bytes, run: ByteRun) -> None:

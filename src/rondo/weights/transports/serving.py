@@ -27,10 +27,10 @@ from rondo.web.config import ListenConfig
 from rondo.web.errors import on_bug, on_http_error, on_rondo_error
 from rondo.web.http import read_body
 from rondo.web.run import bind, make_server, url_of
-from rondo.weights.checksum import bucket_checksum, bytes_of
+from rondo.weights.checksum import bytes_of
 from rondo.weights.manifest import Manifest, layout_in
 from rondo.weights.plan.boxes import ByteRun
-from rondo.weights.transports.http import CHECKSUM, READER
+from rondo.weights.transports.http import READER
 from rondo.weights.transports.offers import Offered, Offers
 from rondo.weights.transports.segment import read_segment
 
@@ -69,8 +69,6 @@ def version_routes(model: str, offers: Offers, key: str) -> list[Route]:
         runs = [ByteRun(*run) for run in body["runs"]]
         data = np.memmap(folder / SINGLE, np.uint8, "r")
         headers = {"content-length": str(sum(run.nbytes for run in runs))}
-        if body.get("checksum"):
-            headers[CHECKSUM] = str(await asyncio.to_thread(bucket_checksum, data, runs))
         reader = request.headers.get(READER, "")
 
         def chunks() -> Iterator[bytes]:
