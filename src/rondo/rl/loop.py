@@ -39,6 +39,7 @@ from rondo.train.learner.learner import Learner, Metrics
 
 if TYPE_CHECKING:
     from rondo.parallel.ranks.mesh import Mesh
+    from rondo.rl.remote.rank_policy import RankPolicy
     from rondo.rl.rollout.replica import WeightReplica
 
 UNJUDGED_STEPS = 3
@@ -206,10 +207,17 @@ class Loop:
             )
 
 
-def _replica(model: Decoder, task: AnyTask, config: RlConfig, division: RankDivision) -> WeightReplica:
-    # Imported only for several ranks: it imports torch.distributed.
+def _replica(
+    model: Decoder, task: AnyTask, config: RlConfig, division: RankDivision
+) -> WeightReplica | RankPolicy:
+    # Imported only for several ranks: they import torch.distributed.
     from rondo.rl.rollout.replica import WeightReplica
 
+    if config.engine.url:
+        from rondo.rl.remote.rank_policy import rank_policy
+
+        if (policy := rank_policy(model, config, division)) is not None:
+            return policy
     here = division.has_engine(config.rollout_ranks if synchronous(config, task) else "first")
     device = model.device if division.mesh is None else division.mesh.device
     return WeightReplica(model, config, device, here=here)

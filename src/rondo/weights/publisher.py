@@ -91,7 +91,7 @@ class Publisher:
     def register(self, shards: Shards) -> None:
         """Registers this rank's shards; allocates the segments at the first call and when the layout has changed."""
         self._shards = shards
-        held = [(s.name, _dtype(s.tensor), s.whole_shape, s.box) for s in shards()]
+        held = [(s.name, _dtype(s), s.whole_shape, s.box) for s in shards()]
         everyone = self._ranks.from_all(held)
         tensors = {name: (dtype, shape) for each in everyone for name, dtype, shape, _ in each}
         layout = layout_of([(name, dtype, shape) for name, (dtype, shape) in tensors.items()])
@@ -105,9 +105,10 @@ class Publisher:
 
     def push(self, version: int, receivers: Mapping[str, WeightReceiver] | None = None) -> PushReport:
         """Writes the version and switches every receiver to it. If a receiver fails, it continues with its version,
-        and the report names it; if writing fails, all of them do."""
+        and the report names it; if writing fails, all of them do. The version is that of rank 0."""
         if self._shards is None:
             raise ConfigError("no shards are registered: call register before push.")
+        version = self._ranks.by_first(lambda: version)
         if self._version is not None and version <= self._version:
             raise Conflict(f"version {version} is not newer than {self._version}.")
         started = time.perf_counter()
@@ -203,7 +204,9 @@ class Publisher:
         if error is not None:
             raise error
         if found:
-            raise Unavailable(f"another rank could not write version {version}: {found[0]}")
+            raise Unavailable(
+                f"another rank could not write version {version}: {found[0]}", code="rank_failed"
+            )
         return written
 
     def _write(self, segment: WeightSegment, version: int) -> int:
@@ -222,8 +225,8 @@ class Publisher:
                 for number, box, bucket in (part for part in parts if part not in others):
                     if len(jobs) >= 2 * self.settings.threads:
                         jobs.pop(0).result()
+                    written += bucket.nbytes
                     part = _within(shard, box)
-                    written += part.nbytes
                     jobs.append(pool.submit(segment.write, shard.name, part, number, box, bucket, version))
             for job in jobs:
                 job.result()
@@ -323,8 +326,8 @@ class Publisher:
             self._list()
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _dtype(shard: Shard) -> str:
+    return str(shard.dtype or shard.tensor.dtype).removeprefix("torch.")
 
 
 def _within(shard: Shard, box: Box) -> Tensor:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rondo.base.errors import ConfigError, Unavailable
+from rondo.base.errors import ConfigError, StorageError, Unavailable
 from rondo.models.files.mapping import joined
 from rondo.models.files.slots import Slot, TensorMapping
 from rondo.weights.plan.boxes import Box, box_of
@@ -22,13 +23,15 @@ class Shard:
     """This rank's part of a tensor, in the layout of the Hugging Face tensor `name`.
 
     `shape` is the whole tensor's and `start` the index of the part's first element; both are left out for a whole
-    tensor. Ranks may hold equal parts: each byte is written once.
+    tensor. Ranks may hold equal parts: each byte is written once. With a `dtype`, elements are converted while they are
+    written, without a converted copy.
     """
 
     name: str
     tensor: Tensor
     shape: tuple[int, ...] | None = None
     start: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def box(self) -> Box:
@@ -43,16 +46,16 @@ Shards = Callable[[], Iterable[Shard]]
 """Called at every push. The tensors may be made one by one, and are released once they are copied."""
 
 
-def shard_of(name: str, tensor: Tensor) -> Shard:
+def shard_of(name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Shard:
     """Shard of a `DTensor` (FSDP, tensor parallelism or both), or of a whole tensor."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
-        return Shard(name, tensor)
+        return Shard(name, tensor, dtype=dtype)
     _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Shard(name, tensor.to_local(), tuple(tensor.shape), tuple(start))
+    return Shard(name, tensor.to_local(), tuple(tensor.shape), tuple(start), dtype)
 
 
 def shards_of(model: nn.Module, table: Iterable[Slot], prefix: str = "") -> Iterator[Shard]:
@@ -65,7 +68,7 @@ def shards_of(model: nn.Module, table: Iterable[Slot], prefix: str = "") -> Iter
 def convert(table: Iterable[Slot], parameters: Mapping[str, Shard]) -> Iterator[Shard]:
     """Shards of own parameters, by name, as shards of Hugging Face tensors: views without copies."""
     for slot in table:
-        if _interleaved(slot):
+        if is_interleaved(slot):
             yield from _joined(slot, parameters)
             continue
         for piece in slot.pieces:
@@ -86,16 +89,18 @@ def _part(slot: Slot, piece: TensorMapping, own: Shard) -> Shard | None:
         tensor = tensor.transpose(-1, -2)
         start[-2:], shape[-2:] = start[-2:][::-1], shape[-2:][::-1]
     if piece.into is None:
-        return Shard(slot.name, tensor, tuple(shape), tuple(start))
+        return Shard(slot.name, tensor, tuple(shape), tuple(start), own.dtype)
     assert slot.shape is not None
     offset = [0] * len(slot.shape)
     for dim, each in enumerate(piece.into):
         if isinstance(each, slice):
             offset[dim] = each.start or 0
-    return Shard(slot.name, tensor, slot.shape, tuple(a + b for a, b in zip(offset, start, strict=True)))
+    first = tuple(a + b for a, b in zip(offset, start, strict=True))
+    return Shard(slot.name, tensor, slot.shape, first, own.dtype)
 
 
-def _interleaved(slot: Slot) -> bool:
+def is_interleaved(slot: Slot) -> bool:
+    """Whether a tensor has parts of several parameters in turn, which only whole parameters can fill."""
     regions = [each for piece in slot.pieces for each in piece.into or ()]
     return any(isinstance(each, slice) and each.step not in (None, 1) for each in regions)
 
@@ -107,7 +112,8 @@ def _joined(slot: Slot, parameters: Mapping[str, Shard]) -> Iterator[Shard]:
         name: each.tensor for name, each in found.items() if each and each.shape in (None, each.tensor.shape)
     }
     if own.keys() == found.keys():
-        yield Shard(slot.name, joined(slot, own))
+        first = found[slot.pieces[0].param]
+        yield Shard(slot.name, joined(slot, own), dtype=None if first is None else first.dtype)
     elif any(found.values()):
         raise ConfigError(
             f"{slot.name} interleaves parameters that are split among ranks: export the model, and push the folder "
@@ -139,17 +145,18 @@ class LearnerRanks:
         return found
 
     def by_first(self, work: Callable[[], T]) -> T:
-        """Result of the work of rank 0; an error of it on every rank."""
+        """Result of the work of rank 0; an error of it on every rank, which is a `StorageError` on all or on none."""
         if self._group is None:
             return work()
-        found: tuple[Any, str] = None, ""
+        found: tuple[Any, str, bool] = None, "", False
         try:
             if self.rank == 0:
-                found = work(), ""
+                found = work(), "", False
         except Exception as error:
-            self.from_all((None, f"{type(error).__name__}: {error}"))
+            self.from_all((None, f"{type(error).__name__}: {error}", isinstance(error, StorageError)))
             raise
-        result, message = self.from_all(found)[0]
+        result, message, is_full = self.from_all(found)[0]
         if message:
-            raise Unavailable(f"rank 0 of the learner failed: {message}")
+            kind = StorageError if is_full else Unavailable
+            raise kind(f"rank 0 of the learner failed: {message}", code="rank_failed")
         return cast(T, result)

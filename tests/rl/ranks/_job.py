@@ -21,8 +21,10 @@ from rondo.parallel.ranks.crew import Paused, together
 from rondo.parallel.ranks.world import read_world
 from rondo.rl import jobs
 from rondo.rl.config import RlConfig
+from rondo.rl.remote.rank_policy import RankPolicy
 from rondo.rl.rollout.rank_collectors import DividedCollector, FirstRankCollector
 from rondo.rl.rollout.replica import WeightReplica
+from rondo.weights.shards import Shard
 
 
 def command(said: str, argv: Sequence[str]) -> None:
@@ -90,8 +92,9 @@ def _dies_in_rollout(step: int) -> None:
 
 
 def _dies_in_push(step: int) -> None:
-    """Kills this rank between two parameters of the push of a step."""
+    """Kills this rank between two parameters of the push of a step: gathered ones, or own shards."""
     pull, begun = WeightReplica.pull, [0]
+    shards, read = RankPolicy.shards, [0]
 
     def deadly(replica: WeightReplica, learner: Any) -> None:
         begun[0] += 1
@@ -107,7 +110,17 @@ def _dies_in_push(step: int) -> None:
             learner.gathered = cut
         pull(replica, learner)
 
+    def deadly_shards(policy: RankPolicy) -> Iterator[Shard]:
+        read[0] += 1
+        for number, shard in enumerate(shards(policy)):
+            if (
+                number == 2 and read[0] == step + 2
+            ):  # they are also read when they are registered, and at the start
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield shard
+
     WeightReplica.pull = deadly  # type: ignore[method-assign]
+    RankPolicy.shards = deadly_shards  # type: ignore[method-assign]
 
 
 DEADLY: dict[str, Callable[[int], None]] = {

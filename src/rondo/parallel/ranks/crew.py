@@ -45,6 +45,8 @@ HEARD_SECONDS = 2.0
 PATIENCE = 5
 """Multiple of the second longest earlier duration of the same kind of work after which a rank counts as hung."""
 DUMP_SECONDS = 2.0
+RANK_FAILED, RANK_LOST = "rank_failed", "rank_lost"
+"""Codes of errors of a weight push: another rank has raised an error, or has ended."""
 INTERRUPTED = 130
 
 
@@ -448,13 +450,22 @@ def _may_take(section: str, setting: str) -> str:
 
 def timed_out(error: BaseException) -> bool:
     """Whether a collective, or the store, raised `error` because other ranks did not arrive in time."""
-    return isinstance(error, RuntimeError) and re.search("timed? ?out", str(error), re.IGNORECASE) is not None
+    found = _of_collective(error)
+    return found is not None and re.search("timed? ?out", str(found), re.IGNORECASE) is not None
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether a collective raised `error` because another rank has ended."""
+    """Whether `error` was raised because another rank has failed or ended."""
     words = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    found = _of_collective(error)
+    failed = isinstance(error, RondoError) and error.code == RANK_FAILED
+    return failed or (found is not None and any(word in str(found) for word in words))
+
+
+def _of_collective(error: BaseException) -> RuntimeError | None:
+    """The error of a collective, also if it is the cause of a weight push that has lost a rank."""
+    found = error.__cause__ if isinstance(error, RondoError) and error.code == RANK_LOST else error
+    return found if isinstance(found, RuntimeError) else None
 
 
 def _first_is_gone(error: BaseException) -> BaseException:

@@ -67,6 +67,11 @@ class FarConfig(Section):
         return self.transport if self.transport.startswith(STORES) else ""
 
     @property
+    def may_use_folders(self) -> bool:
+        """Whether versions are pushed as folders if shared memory is full."""
+        return self.transport == "auto" and not self.is_published
+
+    @property
     def is_published(self) -> bool:
         """Whether other processes follow the versions."""
         return self.directory not in ("", "local:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rondo.engine.config import EngineConfig
 from rondo.engine.schedule.intake import InputProcessor
@@ -16,13 +17,22 @@ from rondo.rl.remote.servers import detect_server
 from rondo.rl.rollout.async_collector import EventLoop
 from rondo.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from rondo.rl.remote.rank_policy import RankPolicy
+
 
 def connect(
-    model: Decoder, tokenizer: Tokenizer, config: RlConfig, settings: EngineConfig, events: EventLoop
+    model: Decoder,
+    tokenizer: Tokenizer,
+    config: RlConfig,
+    settings: EngineConfig,
+    events: EventLoop,
+    ranks: RankPolicy | None = None,
 ) -> tuple[EnginePool, RemotePush]:
-    """Connect to the engines and push the model's weights."""
+    """Connect to the engines and push the model's weights, or those of all ranks."""
     pool = events.do(_connect(model, tokenizer, config, settings))
-    return pool, RemotePush(model, pool, events, config.engine, Path(config.model).name or "policy")
+    name = Path(config.model).name or "policy"
+    return pool, RemotePush(model, pool, events, config.engine, name, ranks)
 
 
 async def _connect(

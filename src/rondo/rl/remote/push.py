@@ -16,14 +16,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rondo import models
 from rondo.base.errors import Conflict, RondoError, StorageError
+from rondo.base.storage.files import atomic_dir
 from rondo.base.telemetry.log import get_logger
 from rondo.models import Decoder
 from rondo.models.adapters import adapter_of, merge
 from rondo.models.adapters.merged import is_quantized_base, merged_outgoing
+from rondo.models.files.headers import SINGLE
 from rondo.models.files.mapping import outgoing
 from rondo.rl.remote.config import FarConfig
 from rondo.rl.remote.engine import FENCED
@@ -36,8 +38,12 @@ from rondo.weights.directory import WeightDirectory, newest_version, open_direct
 from rondo.weights.directory.handover import hand_over
 from rondo.weights.publisher import Publisher
 from rondo.weights.shards import Shard
+from rondo.weights.transports.segment import read_segment
 from rondo.weights.transports.serving import VersionServer
 from rondo.weights.transports.source import WeightSource
+
+if TYPE_CHECKING:
+    from rondo.rl.remote.rank_policy import RankPolicy
 
 log = get_logger(__name__)
 COUNTED = ("lost", "asked_again")
@@ -46,9 +52,22 @@ HANDOVER_SECONDS = 60.0
 """Longest wait for replicas at the end of a run."""
 POLL_SECONDS = 0.5
 """Seconds between two attempts to claim the model."""
+COPY_SECONDS = 60.0
+"""Longest wait for the lock of a segment that is copied."""
 
 
 class PolicyPublisher(Publisher):
+    def _start(self) -> tuple[Path, int]:
+        """Waits for the claim of a killed run, which lasts until its lease ends."""
+        deadline = time.monotonic() + 2 * self.settings.lease_seconds
+        while True:
+            try:
+                return super()._start()
+            except Conflict:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
     def permit(self) -> None:
         """Raise Conflict with the code `fenced` if another learner has claimed the model."""
         try:
@@ -59,10 +78,18 @@ class PolicyPublisher(Publisher):
 
 class RemotePush:
     def __init__(
-        self, model: Decoder, pool: EnginePool, events: EventLoop, config: FarConfig, name: str
+        self,
+        model: Decoder,
+        pool: EnginePool,
+        events: EventLoop,
+        config: FarConfig,
+        name: str,
+        ranks: RankPolicy | None = None,
     ) -> None:
-        """`model` is the computing copy of the policy, `name` its name on the network. Versions of an earlier trainer
-        in the configured folder are deleted."""
+        """`model` is the computing copy of the policy, `name` its name on the network. With `ranks`, `model` is a part
+        of the policy, and each rank pushes its shards. Versions of an earlier trainer in the configured folder are
+        deleted."""
+        self._ranks = ranks
         self._model, self._pool, self._events, self._config, self._name = model, pool, events, config, name
         self._place = Path(config.folder or tempfile.mkdtemp(prefix="rondo-push-")).absolute()
         self._store = VersionStore(config.store) if config.store else None
@@ -83,7 +110,8 @@ class RemotePush:
         except BaseException:
             self._release()
             raise
-        if all(engine.transport == "folder" for engine in pool.engines) and not config.is_published:
+        folders = all(engine.transport == "folder" for engine in pool.engines)
+        if folders and not config.is_published and ranks is None:
             self._release()
 
     @property
@@ -113,7 +141,7 @@ class RemotePush:
     def _push(self, version: int) -> None:
         source, folder = "", self._place / f"{PREFIX}{version}"
         self._previous = self._pool.version
-        self._sent = _merged(self._model)
+        self._sent = self._model if self._ranks else _merged(self._model)
         with self._serving:
             for server in self._servers.values():
                 server.expire()
@@ -124,11 +152,13 @@ class RemotePush:
                     server.offer(WeightSource.parse(source).folder, version)
             if self._store is not None:
                 self._store.put(source)
+        elif self._ranks is not None:
+            self._ranks.gather(folder)
         offer = WeightOffer(
             version,
             source,
             self._serve,
-            lambda: self._save(folder),
+            lambda: self._save(folder, version, source),
             self._only(),
             self._config.store,
             self._permit,
@@ -166,7 +196,7 @@ class RemotePush:
         try:
             report = publisher.push(version, self._pool.announce(version, self._events))
         except StorageError as error:
-            if not self._may_use_folders():
+            if not self._config.may_use_folders:
                 raise
             log.warning("weights are pushed through a folder", extra={"reason": error.message})
             return False
@@ -174,35 +204,21 @@ class RemotePush:
             log.warning("an engine did not follow a segment", extra={"url": url, "reason": reason})
         return True
 
-    def _may_use_folders(self) -> bool:
-        return self._config.transport == "auto" and not self._config.is_published
-
     def _published(self) -> PolicyPublisher | None:
         """The publisher with the registered model; None if shared memory is full and a folder may be used."""
         settings = self._config.weights
         self._directory = open_directory(self._config.directory, settings.lease_seconds)
-        publisher = self._claimed(self._directory)
+        hf, group = dict(self._model.config.hf or {}), self._ranks.group if self._ranks else None
+        publisher = PolicyPublisher(self._name, hf, settings, self._directory, group)
         try:
-            publisher.register(self._shards)
+            publisher.register(self._ranks.shards if self._ranks else self._shards)
         except StorageError as error:
             publisher.close()
-            if not self._may_use_folders():
+            if not self._config.may_use_folders:
                 raise
             log.warning("weights are pushed through folders", extra={"reason": error.message})
             return None
         return publisher
-
-    def _claimed(self, directory: WeightDirectory) -> PolicyPublisher:
-        """The publisher of the model. The claim of a killed run lasts until its lease ends."""
-        settings = self._config.weights
-        deadline = time.monotonic() + 2 * settings.lease_seconds
-        while True:
-            try:
-                return PolicyPublisher(self._name, dict(self._model.config.hf or {}), settings, directory)
-            except Conflict:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_SECONDS)
 
     def _shards(self) -> Iterator[Shard]:
         model = self._sent
@@ -218,8 +234,11 @@ class RemotePush:
                 server.offer(WeightSource.parse(self._publisher.source).folder, self._pool.version)
             return self._servers[address].source
 
-    def _save(self, folder: Path) -> Path:
-        models.save(self._sent, folder)
+    def _save(self, folder: Path, version: int, source: str) -> Path:
+        if self._ranks is None:
+            models.save(self._sent, folder)
+        elif source:
+            _copy(WeightSource.parse(source).folder, version, folder)
         return folder
 
     def _hand_over(self) -> None:
@@ -254,6 +273,17 @@ class RemotePush:
         for folder in self._place.glob(f"{PREFIX}*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(segment: Path, version: int, folder: Path) -> None:
+    """Copies a version in a segment, which is a model folder."""
+    held = read_segment(segment, version, verify=False, seconds=COPY_SECONDS)
+    try:
+        with atomic_dir(folder, needed=(segment / SINGLE).stat().st_size) as partial:
+            for name in ("config.json", SINGLE):
+                shutil.copyfile(segment / name, partial / name)
+    finally:
+        held.release()
 
 
 def _merged(model: Decoder) -> Decoder:

@@ -30,6 +30,7 @@ from rondo.weights.in_place import InPlace
 from rondo.weights.staged import Staged
 
 if TYPE_CHECKING:
+    from rondo.rl.remote.rank_policy import RankPolicy
     from rondo.rl.rollout.replica import WeightReplica
 
 PUSH_SECONDS = 600.0
@@ -43,9 +44,10 @@ def collector_for(
     config: RlConfig,
     company: AuxiliaryModels,
     division: RankDivision = ALONE,
-    replica: WeightReplica | None = None,
+    replica: WeightReplica | RankPolicy | None = None,
 ) -> Collector:
-    """Collector for the configured mode. `replica` is the copy of a policy that is divided over ranks.
+    """Collector for the configured mode. `replica` is the copy of a policy that is divided over ranks, or the policy
+    itself if each rank pushes its shards.
 
     The synchronous collector runs in the caller's thread and shares the learner's tensors, or those of the replica.
     """
@@ -61,18 +63,26 @@ def collector_for(
         return SyncCollector(llm, make(llm.core.max_model_len, company=company), draws, weights)
     # Collectors of ranks are imported only for several ranks: they import torch.distributed.
     from rondo.rl.rollout.rank_collectors import DividedCollector, FirstRankCollector
+    from rondo.rl.rollout.replica import WeightReplica
 
+    alone = partial(make, company=Unscored())
+    if not isinstance(replica, WeightReplica):
+        from rondo.rl.remote.rank_policy import FollowingPush
+
+        replica.attach(learner)
+        if not division.first:
+            return FirstRankCollector(None, FollowingPush(replica, config.engine).push, division, company)
+        own = _asynchronous(learner.model, tokenizer, config, alone, draws, replica)
+        return FirstRankCollector(own, lambda: None, division, company)
     if synchronous(config, task):
         settings = engine_config(config, parts=division.engines(config.rollout_ranks))
         engine = None if replica.model is None else LLM(replica.model, tokenizer, settings)
         longest = [None if engine is None else engine.core.max_model_len]
         fits = min(most for most in division.said_by_all(longest[0]) if most is not None)
         return DividedCollector(engine, make(fits, company=company), draws, name, replica, learner, division)
-    own = None
-    if replica.model is not None:
-        alone = partial(make, company=Unscored())
-        own = _asynchronous(replica.model, tokenizer, config, alone, draws)
-    return FirstRankCollector(own, replica, learner, division, company)
+    copied = replica.model
+    engines = None if copied is None else _asynchronous(copied, tokenizer, config, alone, draws)
+    return FirstRankCollector(engines, partial(replica.pull, learner), division, company)
 
 
 def synchronous(config: RlConfig, task: AnyTask) -> bool:
@@ -98,6 +108,7 @@ def _asynchronous(
     config: RlConfig,
     builder: Callable[[int], RolloutBuilder],
     draws: PromptSampler,
+    ranks: RankPolicy | None = None,
 ) -> AsyncCollector:
     settings, events = engine_config(config), EventLoop()
     try:
@@ -107,7 +118,7 @@ def _asynchronous(
             # HTTP clients are imported only for remote engines.
             from rondo.rl.remote.connect import connect
 
-            engine, pushes = connect(model, tokenizer, config, settings, events)
+            engine, pushes = connect(model, tokenizer, config, settings, events, ranks)
         else:
             waits = config.mode == "one_step_off"
             name = config.model or "policy"

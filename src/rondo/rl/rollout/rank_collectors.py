@@ -6,7 +6,7 @@ rollouts, episodes and remote engines are driven by the first rank alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -91,17 +91,18 @@ class DividedCollector(SyncCollector):
 
 
 class FirstRankCollector:
-    """Rollouts that the first rank collects and broadcasts. `own` is its collector, and None on other ranks."""
+    """Rollouts that the first rank collects and broadcasts."""
 
     def __init__(
         self,
         own: Collector | None,
-        replica: WeightReplica,
-        learner: Learner,
+        share: Callable[[], None],
         division: RankDivision,
         company: AuxiliaryModels,
     ) -> None:
-        self._own, self._replica, self._learner = own, replica, learner
+        """`own` is the first rank's collector, and None on other ranks. `share` is a rank's part in a push, which
+        precedes the push of the collector."""
+        self._own, self._share = own, share
         self._division, self._company = division, company
         self._version: int = division.first_says(own.version if own else 0)
 
@@ -126,7 +127,7 @@ class FirstRankCollector:
     def pushing(self, version: int) -> Iterator[None]:
         yield
         with self._own.pushing(version) if self._own else nullcontext():
-            self._replica.pull(self._learner)
+            self._share()
         self._version = version
 
     def trained(self, steps_done: int) -> None:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from rondo.train.learner.learner import Learner
 
 
+def pushed_type(policy: Decoder, config: RlConfig) -> torch.dtype:
+    """Type of the weights that an engine receives."""
+    return computing_type(torch.float32 if config.precision else policy.dtype, config.precision)
+
+
 class WeightReplica:
     """`pull` gathers the learner's weights, parameter by parameter, so that memory for one whole parameter is needed
     beside the copy. All ranks take part; ranks without an engine keep nothing.
@@ -25,8 +30,7 @@ class WeightReplica:
         """Copies the policy to the rank's device in the compute type, before a learner divides it. `here`: whether this
         rank has an engine.
         """
-        kept = torch.float32 if config.precision else policy.dtype
-        self._dtype = computing_type(kept, config.precision)
+        self._dtype = pushed_type(policy, config)
         self.model: Decoder | None = None
         if here:
             self.model = copy.deepcopy(policy).requires_grad_(False)

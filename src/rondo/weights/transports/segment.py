@@ -78,16 +78,17 @@ class WeightSegment:
     def write(
         self, name: str, source: Tensor, number: int, box: Box, bucket: WeightBucket, version: int
     ) -> None:
-        """Copies a region of a tensor, which is one bucket, and publishes the bucket."""
+        """Copies a region of a tensor, which is one bucket, in the layout's dtype, and publishes the bucket."""
         (run, *rest) = bucket.runs or (None,)
         place = self.layout.tensors[name]
-        contiguous = source.is_contiguous() and source.device.type == "cpu"
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        contiguous = source.is_contiguous() and source.device.type == "cpu" and source.dtype == dtype
         if run is not None and run.count == 1 and not rest and contiguous:
             self.complete(number, version, copied(self.data, run, source.data_ptr()))
             return
         if run is not None:
             flat = torch.from_numpy(self.data)[place.start : place.stop]
-            flat.view(source.dtype).view(place.shape)[slices(box)].copy_(source)
+            flat.view(dtype).view(place.shape)[slices(box)].copy_(source)
         self.complete(number, version, bucket_checksum(self.data, bucket.runs))
 
     def complete(self, number: int, version: int, checksum: int) -> None:
