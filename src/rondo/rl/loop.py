@@ -216,7 +216,7 @@ def _replica(
     if config.engine.url:
         from rondo.rl.remote.rank_policy import rank_policy
 
-        if (policy := rank_policy(model, config, division)) is not None:
+        if (policy := rank_policy(model, config, division.mesh)) is not None:
             return policy
     here = division.has_engine(config.rollout_ranks if synchronous(config, task) else "first")
     device = model.device if division.mesh is None else division.mesh.device

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch.distributed
 
-from rondo.base.errors import ConfigError
+from rondo.base.errors import ConfigError, Conflict, RondoError, Unavailable
 from rondo.parallel.config import LayoutConfig
 from rondo.parallel.ranks import crew
 from rondo.parallel.ranks.board import Failure, Heartbeat, RankStore
@@ -152,3 +152,32 @@ def test_the_first_rank_speaks_for_those_that_have_failed_too(
     wrong = ConfigError("that does not divide")
     assert watch.explained(wrong) is wrong
     assert notes.heard == (rank == 0)
+
+
+def lost_in_a_push() -> RondoError:
+    error = Unavailable("another rank of the learner did not answer", code="rank_lost")
+    error.__cause__ = RuntimeError(GLOO)
+    return error
+
+
+def test_a_push_that_lost_a_rank_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_of(monkeypatch, Living(0, ranks(AT, SLOW)), timeout=600)
+    assert str(watch.explained(lost_in_a_push())).startswith("rank 1 on host1: others have waited 600 s")
+    silent = watch_of(monkeypatch, Notes(0, ranks(AT, SLOW)), timeout=600)
+    assert str(silent.explained(lost_in_a_push())).startswith("rank 1 on host1: it was lost")
+
+
+def test_the_failure_of_another_rank_in_a_push_precedes_its_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(Notes):
+        """Rank 0 reports its failure a moment after its echo was raised here."""
+
+        looks = 0
+
+        def failure(self) -> Failure | None:
+            self.looks += 1
+            return self.fail(Failure(0, "host0", "the claim was lost", 1)) if self.looks > 1 else None
+
+    watch = watch_of(monkeypatch, Later(1, ranks(AT, AT)), timeout=600)
+    monkeypatch.setattr(crew, "SILENT_SECONDS", 10)
+    found = watch.explained(Conflict("rank 0 of the learner failed", code="rank_failed"))
+    assert str(found) == "rank 0 on host0: the claim was lost"

@@ -58,7 +58,7 @@ def segments(
             place.mkdir()
         weights = WeightsConfig(folder=str(folder), bucket_bytes=2000)
         config = RlConfig(**SMALL | settings, engine=FAR.model_copy(update={"weights": weights}))
-        policy = rank_policy(model, config, division)
+        policy = rank_policy(model, config, division.mesh)
         assert policy is not None, layout
         replica = WeightReplica(model, config, torch.device("cpu"), here=division.first)
         learner = Learner(model, config, division.mesh)

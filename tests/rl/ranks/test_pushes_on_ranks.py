@@ -13,7 +13,6 @@ from rondo.models.adapters import LoraSpec, attach_lora
 from rondo.parallel.ranks.mesh import Mesh
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.rank_policy import rank_policy
-from rondo.rl.update.division import RankDivision
 from rondo.server.config import ServerConfig
 from server.running import Running, start
 from support.launch import fork
@@ -88,6 +87,4 @@ def test_other_policies_are_gathered(settings: dict[str, Any], changes: dict[str
     model, config = tiny_model(**changes), RlConfig(**{"engine": FAR} | settings)
     if config.adapter.kind == "lora":
         attach_lora(model, LoraSpec(r=4))
-    division = RankDivision()
-    division.mesh = cast(Mesh, object())
-    assert rank_policy(model, config, division) is None
+    assert rank_policy(model, config, cast(Mesh, object())) is None

@@ -21,27 +21,27 @@ from rondo.models.adapters import adapter_of
 from rondo.models.files.checkpoint import KEPT_AS_STORED, MAX_SHARD_BYTES
 from rondo.models.files.mapping import plain_outgoing
 from rondo.models.files.safetensors_write import write
+from rondo.parallel.ranks.mesh import Mesh
 from rondo.rl.config import RlConfig
 from rondo.rl.remote.config import FarConfig
 from rondo.rl.rollout.replica import pushed_type
-from rondo.rl.update.division import RankDivision
 from rondo.train.learner.learner import Learner
 from rondo.weights.publisher import Publisher
 from rondo.weights.shards import LearnerRanks, Shard, convert, is_interleaved, shard_of
 
 
-def rank_policy(model: Decoder, config: RlConfig, division: RankDivision) -> RankPolicy | None:
+def rank_policy(model: Decoder, config: RlConfig, mesh: Mesh | None) -> RankPolicy | None:
     """The policy of the ranks, before a learner divides it; None if a version is gathered on the first rank: over
     several hosts, with model folders as the transport, an adapter, quantized weights, or parameters that are split
     among ranks and interleaved in the checkpoint."""
-    if division.mesh is None or config.learner != "native" or config.engine.transport == "folder":
+    if mesh is None or config.learner != "native" or config.engine.transport == "folder":
         return None
     if adapter_of(model) is not None or model.config.quantization is not None:
         return None
     frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
     if any(map(is_interleaved, model.slots())) or not all(name.endswith(KEPT_AS_STORED) for name in frozen):
         return None
-    group = division.mesh.host_group()
+    group = mesh.host_group()
     if not share_memory(LearnerRanks(group), config.engine.weights.folder):
         return None
     return RankPolicy(model, pushed_type(model, config), group)
