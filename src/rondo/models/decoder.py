@@ -104,7 +104,8 @@ class Head(nn.Module):
         scored = self.score(logits, tokens, temperature, entropy)
         if not top1:
             return scored
-        return torch.cat([scored.view(len(x), -1), self.hits(logits.detach(), tokens)[:, None]], 1)
+        columns = scored[:, None] if scored.dim() == 1 else scored
+        return torch.cat([columns, self.hits(logits.detach(), tokens)[:, None]], 1)
 
     def values(self, x: Tensor) -> Tensor:
         """x [N, H] -> [N]: the predicted return after each row, from the value head."""

@@ -71,7 +71,7 @@ def test_jobs_of_one_hash_add_their_names(models: ModelRegistry) -> None:
     assert [found(models, name) for name in ("ft:a", "ft:b", "ft:c")] == [A] * 3
     owners = {each.alias: each.owner for each in models.aliases().result()}
     assert owners == {"ft:b": "other", "ft:c": "me"}
-    models.rename(A, "ft:b").result()
+    assert not models.remove_result(A, "ft:a", ["ft:b", "ft:c"]).result()
     row = models.find("ft:b").result()
     assert (row.id, row.name, row.owner) == (A, "ft:b", "other")
     assert [each.alias for each in models.aliases().result()] == ["ft:c"]
@@ -80,6 +80,19 @@ def test_jobs_of_one_hash_add_their_names(models: ModelRegistry) -> None:
     models.add(new(B, name="taken"), "me").result()
     assert asyncio.run(add("taken", "other")) == A, "a name of another model is left alone"
     assert found(models, "taken") == B
+    assert not models.remove_result(A, "ft:c", ["ft:b"]).result()
+    models.promote(A, None).result()
+    models.point("prod", A, "me").result()
+    for others in ([], ["ft:c"]):
+        with pytest.raises(Conflict, match="answers as"):
+            models.remove_result(A, "ft:b", others).result()
+    assert {each.alias: each.promoted for each in models.aliases().result()} == {"ft:b": True, "prod": False}
+    models.drop_alias("ft:b", None).result()
+    models.drop_alias("prod", None).result()
+    assert models.remove_result(A, "ft:b", []).result()
+    assert models.remove_result(A, "ft:b", []).result()
+    with pytest.raises(NotFound):
+        found(models, A)
 
 
 def test_promotion_rollback_and_aliases(models: ModelRegistry) -> None:

@@ -36,6 +36,18 @@ def test_ranks_are_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found.metrics[0]["token_accuracy"] == pytest.approx(one.metrics[0]["token_accuracy"])
 
 
+def test_a_rank_without_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"loss": AnswerCrossEntropy()}
+    for_ranks = fork(_repeated.on_late_ranks, 2, [({"cp": 2}, changes)])
+    monkeypatch.setattr(layouts, "rows_of", _repeated.rows_with_a_late_answer)
+    one = layouts.alone(**changes)
+    for (found,) in for_ranks:
+        layouts.same(found, one)
+    head = tiny_model().head
+    nothing = head.logprobs(torch.empty(0, 32), torch.empty(0, dtype=torch.long), 1.0, False, True)
+    assert nothing.shape == (0, 2)
+
+
 @pytest.mark.parametrize("at_once", [1024, 4])
 @pytest.mark.parametrize("precision", ["", "bfloat16"])
 def test_the_accuracy_is_that_of_the_argmax(

@@ -90,6 +90,7 @@ class Stage(nn.Module):
         head, states = self.decoder.head, take(hidden, inputs.where)
         scored = head.logprobs(states, inputs.targets, inputs.temperature, inputs.entropy, inputs.top1)
         if inputs.values:
-            scored = torch.cat([scored.view(len(states), -1), head.values(states)[:, None]], 1)
+            columns = scored[:, None] if scored.dim() == 1 else scored
+            scored = torch.cat([columns, head.values(states)[:, None]], 1)
         # Not a view: FSDP's hook on a module's output would be lost if a view were changed in place.
         return take(inputs.gather(scored), inputs.back).clone()

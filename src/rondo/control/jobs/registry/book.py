@@ -7,6 +7,7 @@ an alias with that name.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -96,20 +97,6 @@ class ModelRegistry:
             with suppress(Conflict, Forbidden, InvalidRequest):  # the name stands for another model
                 await self.point(model.name, row.id, owner)
         return row
-
-    def rename(self, id: str, alias: str) -> Pending[None]:
-        """Gives the model the name and the owner of one of its aliases, which is removed."""
-
-        def work(db: sa.Connection) -> None:
-            serialize(db, "registry")
-            current = _current(db, alias)
-            if current is None or current.model != id:  # it was moved meanwhile
-                return
-            db.execute(sa.delete(registry_aliases).where(_aliases.alias == alias))
-            values = {"name": alias, "owner": current.owner}
-            db.execute(sa.update(registry).where(_columns.id == id).values(**values))
-
-        return self.store.write(work)
 
     def note(self, id: str, files: dict[str, tuple[int, str]], **facts: Any) -> Pending[None]:
         """Records the files of a model, whose hashes take long to compute."""
@@ -271,18 +258,34 @@ class ModelRegistry:
             serialize(db, "registry")
             found = _found(db, model)
             _require_owner(found.owner, owner, f"The model {found.id}")
-            pointing = sa.select(_aliases.alias).where(_aliases.model == found.id).distinct()
-            for alias in db.execute(pointing).scalars():
-                current = _current(db, alias)
-                if current is not None and current.model == found.id:
-                    raise Conflict(
-                        f"The model {found.id} answers as {alias!r}: promote another one, or delete the alias.",
-                        param="model",
-                        code="model_in_use",
-                    )
-            db.execute(sa.delete(registry_aliases).where(_aliases.model == found.id))
-            db.execute(sa.delete(registry).where(_columns.id == found.id))
+            _remove(db, found)
             return found
+
+        return self.store.write(work)
+
+    def remove_result(self, id: str, name: str, others: Collection[str]) -> Pending[bool]:
+        """Ends the name of a job's result, which may be an alias; one of `others`, the results of further jobs with the
+        same hash, replaces the model's own name. Whether the row was removed, because there are no others."""
+
+        def work(db: sa.Connection) -> bool:
+            serialize(db, "registry")
+            found = _exact(db, id)
+            if found is None:
+                return True
+            pointing = _pointing(db, id)
+            if name in pointing and not pointing[name].promoted:
+                db.execute(sa.delete(registry_aliases).where(_aliases.alias == name))
+            elif found.name == name and others:
+                further = sorted(each for each in pointing if each in others)
+                if not further or name in pointing:
+                    _remove(db, found)
+                    return True
+                db.execute(sa.delete(registry_aliases).where(_aliases.alias == further[0]))
+                values = {"name": further[0], "owner": pointing[further[0]].owner}
+                db.execute(sa.update(registry).where(_columns.id == id).values(**values))
+            if not others:
+                _remove(db, found)
+            return not others
 
         return self.store.write(work)
 
@@ -306,6 +309,24 @@ def _stamp(db: sa.Connection) -> tuple[int | None, ...]:
 def _exact(db: sa.Connection, id: str) -> RegisteredModel | None:
     row = db.execute(sa.select(*_ROW).where(_columns.id == id)).first()
     return None if row is None else RegisteredModel(*row)
+
+
+def _pointing(db: sa.Connection, id: str) -> dict[str, Any]:
+    """Newest rows of the aliases that stand for the model."""
+    names = db.execute(sa.select(_aliases.alias).where(_aliases.model == id).distinct()).scalars()
+    found = {alias: _current(db, alias) for alias in list(names)}
+    return {alias: row for alias, row in found.items() if row.model == id}
+
+
+def _remove(db: sa.Connection, model: RegisteredModel) -> None:
+    for alias in _pointing(db, model.id):
+        raise Conflict(
+            f"The model {model.id} answers as {alias!r}: promote another one, or delete the alias.",
+            param="model",
+            code="model_in_use",
+        )
+    db.execute(sa.delete(registry_aliases).where(_aliases.model == model.id))
+    db.execute(sa.delete(registry).where(_columns.id == model.id))
 
 
 def _current(db: sa.Connection, alias: str) -> Any:

@@ -277,17 +277,14 @@ class RegistryService:
         """Deletes the result of a job with its checkpoints and the job's folder. A folder with further names stays."""
         job, result = Job(jobs_dir() / str(row.hash)), str(row.result)
         others = {name_of_job(job.path), *aliases_of(job.path)} - {result, ""}
-        aliases = {each.alias: each.model for each in await self.book.aliases()}
-        if result in aliases:
-            await self.book.drop_alias(result, None)
         for model in await self.book.all(job=row.hash):
-            further = sorted(name for name in others if aliases.get(name) == model.id)
-            if others and result not in (model.name, model.name.partition(":ckpt-step-")[0]):
-                continue
-            if further:
-                await self.book.rename(model.id, further[0])
-            else:
-                await self.remove(model.id, None)
+            if model.step is None:
+                removed = await self.book.remove_result(model.id, result, others)
+            elif removed := not others or model.name.partition(":ckpt-step-")[0] == result:
+                await self.book.remove(model.id, None)
+            if removed:
+                with suppress(RondoError):
+                    await self.unload(model)
         await self.refresh()
         if others:
             await asyncio.to_thread(remove_alias, job.path, result)
