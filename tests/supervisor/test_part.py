@@ -14,7 +14,7 @@ from rondo.base.errors import Conflict, NotFound
 from rondo.supervisor.config import UpConfig
 from rondo.supervisor.logs import log_file
 from rondo.supervisor.part import Part
-from rondo.supervisor.state import running_state, stop_running
+from rondo.supervisor.state import running_state, state_file, stop_running
 from rondo.supervisor.supervisor import Supervisor
 from support.processes import alive
 from support.waiting import wait_until
@@ -113,6 +113,34 @@ def test_parts_stop_in_order_and_the_state_is_shown_to_others() -> None:
     assert running_state() is None
     with pytest.raises(NotFound, match="Nothing that `rondo up` started"):
         stop_running(1)
+
+
+def test_the_state_file_has_the_latest_state_when_parts_change_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first writer is held up after it has read the state."""
+    one, read, go_on = part(SLEEP), threading.Event(), threading.Event()
+    supervisor, shown = Supervisor([one], QUICK, ""), Part.as_dict
+
+    def slow(part: Part) -> dict[str, object]:
+        state = shown(part)
+        if not read.is_set():
+            read.set()
+            go_on.wait(60)
+        return state
+
+    monkeypatch.setattr(Part, "as_dict", slow)
+    first, second = (threading.Thread(target=supervisor._changed) for _ in range(2))
+    first.start()
+    assert read.wait(60)
+    one.state = "running"
+    second.start()
+    second.join(0.2)
+    go_on.set()
+    for thread in (first, second):
+        thread.join(60)
+    (written,) = json.loads(state_file().read_text())["parts"]
+    assert written["state"] == "running"
 
 
 def _noted(one: Part, ended: list[str]):

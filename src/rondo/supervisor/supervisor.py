@@ -92,17 +92,19 @@ class Supervisor:
             self._ended.set()
 
     def _write_state(self) -> None:
-        on_demand = self.on_demand
-        further = [] if on_demand is None else on_demand.rows()
-        state = {
-            "pid": os.getpid(),
-            "url": self.url,
-            "begun": self._begun,
-            "parts": [*(part.as_dict() for part in self.parts), *further],
-            "memory": None if on_demand is None else {"budget": on_demand.budget, "used": on_demand.used},
-        }
-        with self._lock, suppress(OSError):  # a full disk must not end the service
-            write_json(state_file(), state)
+        with self._lock:  # else a state that was read earlier could replace a later one
+            on_demand = self.on_demand
+            further = [] if on_demand is None else on_demand.rows()
+            memory = None if on_demand is None else {"budget": on_demand.budget, "used": on_demand.used}
+            state = {
+                "pid": os.getpid(),
+                "url": self.url,
+                "begun": self._begun,
+                "parts": [*(part.as_dict() for part in self.parts), *further],
+                "memory": memory,
+            }
+            with suppress(OSError):  # a full disk must not end the service
+                write_json(state_file(), state)
 
 
 def already_running() -> str:
