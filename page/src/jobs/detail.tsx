@@ -18,6 +18,7 @@ import { Actions } from "./actions";
 import { Curves } from "./curves";
 import { Events } from "./events";
 import { duration, ended, modelOf, remaining, titleOf, toneOf } from "./job";
+import { PLAIN } from "./methods";
 import { reader } from "./output";
 import { Settings } from "./settings";
 import { type Metrics, useMetrics } from "./metrics";
@@ -97,6 +98,9 @@ function Figures({ job, metrics }: { job: Job; metrics: Metrics }) {
     <div class="stats">
       <Stat name="Step" value={significant(job.step ?? 0)} unit={job.steps ? `of ${significant(job.steps)}` : ""} />
       {latest !== undefined && <Stat name={main === "loss" ? "Loss" : "Reward"} value={significant(latest as number)} unit="latest" />}
+      {Object.entries(job.result ?? {}).map(([name, value]) => (
+        <Stat key={name} name={name} value={significant(value)} unit="result" />
+      ))}
       {left && <Stat name="Time left" value={left} unit="about" />}
       <Stat name="Running" value={job.started === null ? "–" : age(duration(job, now.value))} unit="since its start" />
       <Stat name="Waited" value={age(waited)} unit="before its start" />
@@ -107,12 +111,12 @@ function Figures({ job, metrics }: { job: Job; metrics: Metrics }) {
 
 function Parts({ job, metrics }: { job: Job; metrics: Metrics }) {
   const named = params.value.get("tab") ?? "";
-  const tabs = TABS.filter((each) => each !== "Rollouts" || job.kind === "rl");
-  const tab = tabs.find((each) => each === named) ?? "Curves";
+  const tabs = TABS.filter((each) => (each !== "Rollouts" || job.kind === "rl") && (each !== "Curves" || !PLAIN.includes(job.kind)));
+  const tab = tabs.find((each) => each === named) ?? tabs[0]!;
   return (
     <>
       <div class="row parts">
-        <Tabs label="Part of the job" names={tabs} chosen={tab} choose={(name) => setParams({ tab: name === "Curves" ? "" : name })} />
+        <Tabs label="Part of the job" names={tabs} chosen={tab} choose={(name) => setParams({ tab: name === tabs[0] ? "" : name })} />
       </div>
       {tab === "Curves" && <Curves job={job} metrics={metrics} />}
       {tab === "Rollouts" && <Rollouts job={job} metrics={metrics} />}

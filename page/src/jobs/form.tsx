@@ -12,8 +12,9 @@ import { go, link, params, setParams } from "../state/route";
 import { Data } from "./data";
 import { Field, SettingField } from "./field";
 import { Expected } from "./forecast";
-import { METHODS, TASKS } from "./methods";
-import { bodyOf, curl, type Draft, FieldError } from "./request";
+import { METHODS, PLAIN, TASK_EXAMPLE, TASKS } from "./methods";
+import { Program } from "./program";
+import { bodyOf, checkInputs, curl, type Draft, FieldError } from "./request";
 import { summary } from "./summary";
 
 const OWN_FILE = "file";
@@ -25,6 +26,9 @@ function draftOf(kind: string): Draft {
     data: "",
     validation: "",
     task: "reverse",
+    tasks: "",
+    command: "",
+    files: {},
     name: "",
     ranks: "",
     gpus: "",
@@ -67,7 +71,6 @@ function Fields({ draft, set, settings }: Props) {
   const problem = useSignal({ field: "", text: "" });
   const busy = useSignal(false);
   const form = useRef<HTMLFormElement>(null);
-  const method = METHODS[draft.kind]!;
   useEffect(() => void (problem.value = { field: "", text: "" }), [draft.kind]);
   const own = (field: string) => (problem.value.field === field ? problem.value.text : "");
   const submit = async () => {
@@ -75,7 +78,7 @@ function Fields({ draft, set, settings }: Props) {
     busy.value = true;
     try {
       const body = bodyOf(draft, settings);
-      if (draft.kind === "rl" ? !draft.task : !draft.data.trim()) throw new FieldError(draft.kind === "rl" ? "task" : "data", "Choose the data.");
+      checkInputs(draft);
       const job = await call<Job>("POST", "/v1/jobs", body);
       announce("The job was submitted.");
       go("jobs", { new: "", base: "", job: job.id, tab: "" });
@@ -97,27 +100,12 @@ function Fields({ draft, set, settings }: Props) {
       }}
     >
       <Methods kind={draft.kind} />
-      <fieldset>
-        <legend>Model and data</legend>
-        <Field id="model" label="Base model" help="The model to train: one that this gateway serves, the model of a job, or ORG/NAME of the hub." problem={own("model")}>
-          {(attributes) => <input {...attributes} required list="known-models" autocomplete="off" value={draft.model} onInput={(event) => set({ model: event.currentTarget.value })} />}
-        </Field>
-        <datalist id="known-models">
-          {(models.value ?? []).map((each) => (
-            <option key={each} value={each} />
-          ))}
-        </datalist>
-        {draft.kind === "rl" ? (
-          <Task draft={draft} set={set} problem={own("task")} example={method.example} />
-        ) : (
-          <Data id="data" label="Training data" hub value={draft.data} example={method.example} choose={(data) => set({ data })} problem={own("data")} />
-        )}
-      </fieldset>
+      {draft.kind === "script" ? <Program draft={draft} set={set} problemOf={own} /> : <Inputs draft={draft} set={set} problemOf={own} />}
       <Groups draft={draft} set={set} settings={settings} problemOf={own} />
       <section class="summary" aria-label="Summary">
         <h2>What will happen</h2>
         <p>{summary(draft, settings)}</p>
-        <Expected draft={draft} settings={settings} />
+        {!PLAIN.includes(draft.kind) && <Expected draft={draft} settings={settings} />}
         <Problem text={problem.value.text} />
         <div class="row wrap">
           <button type="submit" class="main" disabled={busy.value || stale.value || !settings.length}>
@@ -127,6 +115,35 @@ function Fields({ draft, set, settings }: Props) {
         </div>
       </section>
     </form>
+  );
+}
+
+function Inputs({ draft, set, problemOf: own }: Omit<Props, "settings"> & { problemOf: (field: string) => string }) {
+  const { example } = METHODS[draft.kind]!;
+  const evaluated = draft.kind === "evaluate";
+  return (
+    <fieldset>
+      <legend>Model and data</legend>
+      <Field
+        id="model"
+        label={evaluated ? "Model" : "Base model"}
+        help={`The model to ${evaluated ? "measure" : "train"}: one that this gateway serves, the model of a job, or ORG/NAME of the hub.`}
+        problem={own("model")}
+      >
+        {(attributes) => <input {...attributes} required list="known-models" autocomplete="off" value={draft.model} onInput={(event) => set({ model: event.currentTarget.value })} />}
+      </Field>
+      <datalist id="known-models">
+        {(models.value ?? []).map((each) => (
+          <option key={each} value={each} />
+        ))}
+      </datalist>
+      {draft.kind === "rl" ? (
+        <Task draft={draft} set={set} problem={own("task")} example={example} />
+      ) : (
+        <Data id="data" label={evaluated ? "Held-out records" : "Training data"} hub value={draft.data} example={example} choose={(data) => set({ data })} problem={own("data")} />
+      )}
+      {evaluated && <Data id="task" label="Tasks" value={draft.tasks} example={TASK_EXAMPLE} choose={(tasks) => set({ tasks })} problem={own("task")} />}
+    </fieldset>
   );
 }
 
@@ -189,6 +206,12 @@ function Groups({ draft, set, settings, problemOf }: Props & { problemOf: (field
       problem={problemOf(`settings.${setting.name}`)}
     />
   );
+  const plain = PLAIN.includes(draft.kind);
+  const gpus = (
+    <Field id="resources.gpus" label="GPUs" help="GPUs of all processes together; 0 uses the CPU." problem={problemOf("resources.gpus")}>
+      {(attributes) => <input {...attributes} inputMode="numeric" placeholder="default: 0" value={draft.gpus} onInput={(event) => set({ gpus: event.currentTarget.value })} />}
+    </Field>
+  );
   const words = text.value.toLowerCase();
   const others = settings.filter((each) => !first.includes(each.name) && `${each.name} ${each.description}`.toLowerCase().includes(words));
   const changed = settings.filter((each) => !first.includes(each.name) && draft.settings[each.name]).length;
@@ -197,34 +220,35 @@ function Groups({ draft, set, settings, problemOf }: Props & { problemOf: (field
       <fieldset>
         <legend>Settings</legend>
         <div class="grid-fields">
-          <Field id="name" label="Name" help="By which the model answers; without one, its hash." problem={problemOf("name")}>
+          <Field id="name" label="Name" help={plain ? "By which lists show the job." : "By which the model answers; without one, its hash."} problem={problemOf("name")}>
             {(attributes) => <input {...attributes} autocomplete="off" maxLength={64} placeholder="the job's hash" value={draft.name} onInput={(event) => set({ name: event.currentTarget.value })} />}
           </Field>
           {first.map((name) => known.get(name)).map((setting) => setting && field(setting))}
+          {plain && gpus}
         </div>
       </fieldset>
-      <details open={params.value.has("all")} onToggle={(event) => setParams({ all: event.currentTarget.open ? "1" : "" })}>
-        <summary>
-          All settings{changed > 0 && <span class="muted"> ({changed} changed)</span>}
-        </summary>
-        <div class="grid-fields">
-          <Field id="resources.ranks" label="Processes" help="Processes that train together (torchrun)." problem={problemOf("resources.ranks")}>
-            {(attributes) => <input {...attributes} inputMode="numeric" placeholder="default: 1" value={draft.ranks} onInput={(event) => set({ ranks: event.currentTarget.value })} />}
-          </Field>
-          <Field id="resources.gpus" label="GPUs" help="GPUs of all processes together; 0 trains on the CPU." problem={problemOf("resources.gpus")}>
-            {(attributes) => <input {...attributes} inputMode="numeric" placeholder="default: 0" value={draft.gpus} onInput={(event) => set({ gpus: event.currentTarget.value })} />}
-          </Field>
-        </div>
-        {draft.kind !== "rl" && (
-          <Data id="validation_data" label="Validation data" value={draft.validation} example={example} choose={(validation) => set({ validation })} problem={problemOf("validation_data")} />
-        )}
-        <label>
-          Find a setting
-          <input type="search" value={text.value} onInput={(event) => (text.value = event.currentTarget.value)} />
-        </label>
-        <div class="grid-fields">{others.map(field)}</div>
-        {others.length === 0 && <p class="muted">No setting matches.</p>}
-      </details>
+      {!plain && (
+        <details open={params.value.has("all")} onToggle={(event) => setParams({ all: event.currentTarget.open ? "1" : "" })}>
+          <summary>
+            All settings{changed > 0 && <span class="muted"> ({changed} changed)</span>}
+          </summary>
+          <div class="grid-fields">
+            <Field id="resources.ranks" label="Processes" help="Processes that train together (torchrun)." problem={problemOf("resources.ranks")}>
+              {(attributes) => <input {...attributes} inputMode="numeric" placeholder="default: 1" value={draft.ranks} onInput={(event) => set({ ranks: event.currentTarget.value })} />}
+            </Field>
+            {gpus}
+          </div>
+          {draft.kind !== "rl" && (
+            <Data id="validation_data" label="Validation data" value={draft.validation} example={example} choose={(validation) => set({ validation })} problem={problemOf("validation_data")} />
+          )}
+          <label>
+            Find a setting
+            <input type="search" value={text.value} onInput={(event) => (text.value = event.currentTarget.value)} />
+          </label>
+          <div class="grid-fields">{others.map(field)}</div>
+          {others.length === 0 && <p class="muted">No setting matches.</p>}
+        </details>
+      )}
     </>
   );
 }

@@ -1,6 +1,7 @@
 // What the view knows about jobs: words, tones, durations, and which actions a state allows.
 import { age } from "../parts/format";
 import { call, type Job } from "../state/api";
+import { PLAIN } from "./methods";
 
 export const STATES = ["queued", "starting", "running", "pausing", "paused", "succeeded", "failed", "cancelled"] as const;
 export const GROUPS: Record<string, string[]> = {
@@ -28,7 +29,7 @@ export function titleOf(job: Job): string {
 
 // The name under which the resulting model answers.
 export function modelOf(job: Job): string | null {
-  return job.state === "succeeded" ? (job.name ?? job.hash) : null;
+  return job.state === "succeeded" && !PLAIN.includes(job.kind) ? (job.name ?? job.hash) : null;
 }
 
 export function allowed(job: Job): Action[] {

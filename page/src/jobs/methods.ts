@@ -11,6 +11,9 @@ export interface Method {
   proposed: Record<string, string>;
 }
 
+// Kinds that train nothing: no forecast, no curves, no model.
+export const PLAIN = ["evaluate", "script"];
+
 const COMMON = ["lr", "adapter.kind", "adapter.r"];
 
 export const METHODS: Record<string, Method> = {
@@ -49,7 +52,24 @@ export const METHODS: Record<string, Method> = {
     first: ["steps", "lr", "tokens_per_step", "max_length", "adapter.kind"],
     proposed: {},
   },
+  evaluate: {
+    label: "Evaluation",
+    text: "Measures a model on held-out records, on tasks, or on both. Trains nothing.",
+    example: '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+    first: ["evaluate.max_tokens", "precision", "tokens_per_microbatch", "max_length"],
+    proposed: {},
+  },
+  script: {
+    label: "Script",
+    text: "Runs a program of your own on the gateway's machine. The key needs the scope code.",
+    example: "",
+    first: [],
+    proposed: {},
+  },
 };
+
+// One line of a file of tasks, of which a job of the kind evaluate may have one.
+export const TASK_EXAMPLE = '{"prompt": "…", "choices": ["…", "…"], "answer": 1}';
 
 export const TASKS: Record<string, string> = {
   reverse: "reverse a word",

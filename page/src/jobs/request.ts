@@ -1,5 +1,6 @@
 // The request that the form submits, and the same as a shell command.
 import type { NewJob, Setting } from "../state/api";
+import { PLAIN } from "./methods";
 
 export interface Draft {
   kind: NewJob["kind"];
@@ -7,6 +8,11 @@ export interface Draft {
   data: string;
   validation: string;
   task: string;
+  // evaluate: a file of tasks.
+  tasks: string;
+  // script: program and arguments as in a shell, and ids of files by their names in the working folder.
+  command: string;
+  files: Record<string, string>;
   name: string;
   ranks: string;
   gpus: string;
@@ -24,26 +30,58 @@ export class FieldError extends Error {
 }
 
 export function bodyOf(draft: Draft, known: Setting[]): NewJob {
+  const rest = { ...(draft.name.trim() ? { name: draft.name.trim() } : {}), resources: resources(draft) as NewJob["resources"] };
+  if (draft.kind === "script") return { kind: "script", model: "", settings: {}, command: words(draft.command), ...(Object.keys(draft.files).length ? { files: draft.files } : {}), ...rest };
   const settings: Record<string, unknown> = {};
   for (const setting of known) {
     const text = draft.settings[setting.name]?.trim();
     if (text) settings[setting.name] = valueOf(setting, text);
   }
-  const rl = draft.kind === "rl";
-  return {
-    kind: draft.kind,
-    model: draft.model.trim(),
-    ...(rl ? { task: draft.task } : { data: draft.data.trim() }),
-    ...(!rl && draft.validation ? { validation_data: draft.validation } : {}),
-    ...(draft.name.trim() ? { name: draft.name.trim() } : {}),
-    settings,
-    resources: resources(draft) as NewJob["resources"],
-  };
+  return { kind: draft.kind, model: draft.model.trim(), ...inputs(draft), settings, ...rest };
+}
+
+function inputs(draft: Draft): Partial<NewJob> {
+  const data = draft.data.trim();
+  if (draft.kind === "rl") return { task: draft.task };
+  if (draft.kind === "evaluate") return { ...(data ? { data } : {}), ...(draft.tasks ? { task: draft.tasks } : {}) };
+  return { data, ...(draft.validation ? { validation_data: draft.validation } : {}) };
+}
+
+// Throws for a draft without the inputs that its kind needs.
+export function checkInputs(draft: Draft): void {
+  if (draft.kind === "script") {
+    if (!words(draft.command).length) throw new FieldError("command", "Give the program and its arguments.");
+  } else if (draft.kind === "rl") {
+    if (!draft.task) throw new FieldError("task", "Choose the data.");
+  } else if (!draft.data.trim() && !(draft.kind === "evaluate" && draft.tasks)) {
+    throw new FieldError("data", draft.kind === "evaluate" ? "Choose the records or the tasks." : "Choose the data.");
+  }
+}
+
+// Words of a command, with the quotes and backslashes of a shell; nothing else has a meaning.
+export function words(text: string): string[] {
+  const found: string[] = [];
+  let word: string | null = null;
+  for (const [part] of text.matchAll(/'[^']*'|"(?:\\.|[^"\\])*"|\\[^]|\s+|[^\s'"\\]+|[^]/g)) {
+    const first = part[0]!;
+    if (/\s/.test(first)) {
+      if (word !== null) found.push(word);
+      word = null;
+    } else if ((first === "'" || first === '"') && part.length > 1) {
+      word = (word ?? "") + (first === "'" ? part.slice(1, -1) : part.slice(1, -1).replace(/\\(["\\])/g, "$1"));
+    } else if (first === "'" || first === '"') {
+      throw new FieldError("command", `A quote is not closed: ${first}`);
+    } else {
+      word = (word ?? "") + (first === "\\" ? part.slice(1) : part);
+    }
+  }
+  if (word !== null) found.push(word);
+  return found;
 }
 
 // The others have their defaults.
 function resources(draft: Draft): Partial<NewJob["resources"]> {
-  return { ...(draft.ranks.trim() ? { ranks: Number(draft.ranks) } : {}), ...(draft.gpus.trim() ? { gpus: Number(draft.gpus) } : {}) };
+  return { ...(draft.ranks.trim() && !PLAIN.includes(draft.kind) ? { ranks: Number(draft.ranks) } : {}), ...(draft.gpus.trim() ? { gpus: Number(draft.gpus) } : {}) };
 }
 
 function valueOf(setting: Setting, text: string): unknown {
