@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -110,21 +110,33 @@ def test_gateways_of_one_store_share_registrations_and_drains(stubs: list[Stub],
         wait_until(lambda: answering(one) == {first.url, second.url})
 
 
-def test_a_drain_ends_when_the_engine_leaves_its_source(stubs: list[Stub], tmp_path: Path) -> None:
-    """Its address may become that of another engine. A registered engine stays, and drained."""
+def test_the_drain_of_a_discovered_engine_ends_with_it(stubs: list[Stub], tmp_path: Path) -> None:
+    """Its address may become that of another engine."""
     first, second = stubs
     with gateway_of([first.url], tmp_path) as gateway:
-        register(gateway, second)
+        fleet = gateway.gateway.fleet
+
+        def report(work: Callable[[], object]) -> None:
+            async def called() -> None:
+                work()
+
+            asyncio.run_coroutine_threadsafe(called(), gateway.loop).result(60)
+
+        report(lambda: fleet.add(second.url))
         for stub in stubs:
             set_draining(gateway, stub, "drain")
-
-        async def leave(id: str) -> None:
-            gateway.gateway.fleet.leave(id)
-
-        for stub in stubs:
-            asyncio.run_coroutine_threadsafe(leave(id_of(stub)), gateway.loop).result(60)
-        wait_until(lambda: states(gateway) == {id_of(second): "draining"})
-        assert stored(gateway.store) == [(id_of(second), second.url, True)]
+        wait_until(lambda: states(gateway) == {id_of(first): "draining", id_of(second): "draining"})
+        assert stored(gateway.store) == [(id_of(first), None, True)]
+        report(lambda: fleet.remove(id_of(second)))
+        report(lambda: fleet.add(second.url))
+        wait_until(lambda: states(gateway) == {id_of(first): "draining", id_of(second): "ready"})
+        set_draining(gateway, second, "drain")
+        set_draining(gateway, second, "resume")
+        assert answering(gateway) == {second.url}
+    with gateway_of([second.url], tmp_path) as gateway:
+        report = lambda: gateway.gateway.fleet.add(first.url)  # noqa: E731
+        gateway.loop.call_soon_threadsafe(report)
+        wait_until(lambda: states(gateway).get(id_of(first)) == "ready")
 
 
 def test_a_change_that_is_not_stored_has_no_effect(
@@ -136,7 +148,7 @@ def test_a_change_that_is_not_stored_has_no_effect(
         wait_until(lambda: states(gateway)[id_of(second)] == "ready")
         with monkeypatch.context() as patch:
             patch.setattr(gateway.store, "write", lambda work: failed(Unavailable("The disk is full.")))
-            assert httpx.post(f"{gateway.url}/v1/engines/{id_of(first)}/drain").status_code == 503
+            assert httpx.post(f"{gateway.url}/v1/engines/{id_of(first)}/drain", timeout=60).status_code == 503
             assert remove(gateway, second).status_code == 503
         assert states(gateway) == {id_of(first): "ready", id_of(second): "ready"}
 

@@ -26,7 +26,7 @@ from support.waiting import wait_until
 from worker.running import worker_of
 
 NUMBER, CONCURRENCY, SHORTEST = 40, 6, 100
-QUEUE = {"lease": 2.0, "rest": 0.05, "longest_rest": 0.2, "attempts": 10, "sweep_every": 0.2}
+QUEUE = {"lease": 5.0, "rest": 0.05, "longest_rest": 0.2, "attempts": 10, "sweep_every": 0.2}
 
 
 @pytest.fixture(scope="module")

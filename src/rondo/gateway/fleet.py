@@ -108,9 +108,7 @@ class Fleet:
         self.router = Router((), config.router)
         self.engines: dict[str, FleetEngine] = {}
         self.drained: set[str] = set()
-        """Ids of engines that receive nothing, perhaps of engines that have not been added yet."""
-        self.left: set[str] = set()
-        """Ids of engines that their source no longer reports, and whose drains are still stored."""
+        """Ids of engines with a drain in the store, perhaps of engines that have not been added yet."""
         self.changed = asyncio.Event()
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -151,14 +149,13 @@ class Fleet:
         self._suspected.discard(id)
         self._note_change()
 
-    def leave(self, id: str) -> None:
-        """Removes an engine that its source no longer reports. A later engine at its address is not drained."""
-        self.drained.discard(id)
-        self.left.add(id)
-        self.remove(id)
+    def set_draining(self, id: str, draining: bool) -> None:
+        """Drains an engine, or resumes it, until it is removed."""
+        self.find(id).instance.draining = draining
+        self._note_change()
 
     def set_drained(self, ids: set[str]) -> None:
-        """Drains these engines and resumes all others."""
+        """Drains these engines, and resumes those that were drained by the call before."""
         changed = self.drained ^ ids
         self.drained = ids
         for id in changed & self.engines.keys():

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -54,22 +54,15 @@ class EngineBook:
     def remove(self, host: str, id: str) -> Pending[None]:
         """Ends a registration. The drain of an engine with another source stays."""
         mine = _columns.host == host, _columns.id == id, _columns.url.is_not(None)
-        return self._delete(mine)
 
-    def forget_drains(self, engines: Collection[tuple[str, str]]) -> Pending[None]:
-        """Ends drains of engines, by host and id, that are not registered."""
-        of_them = sa.or_(*(sa.and_(_columns.host == host, _columns.id == id) for host, id in engines))
-        return self._delete((of_them, _columns.url.is_(None)))
+        def work(db: sa.Connection) -> None:
+            db.execute(sa.delete(engines).where(*mine))
+
+        return self.store.write(work)
 
     def _put(self, host: str, id: str, values: dict[str, str | bool]) -> Pending[None]:
         def work(db: sa.Connection) -> None:
             row = insert(db.dialect.name, engines).values(host=host, id=id, **values)
             db.execute(row.on_conflict_do_update(index_elements=[_columns.host, _columns.id], set_=values))
-
-        return self.store.write(work)
-
-    def _delete(self, wanted: tuple[sa.ColumnElement[bool], ...]) -> Pending[None]:
-        def work(db: sa.Connection) -> None:
-            db.execute(sa.delete(engines).where(*wanted))
 
         return self.store.write(work)

@@ -88,7 +88,7 @@ class Discovery:
         for url in set(known) - found:
             log.info("engine left its service", extra={"engine": url})
             with suppress(NotFound):
-                self.fleet.leave(urlsplit(url).netloc)
+                self.fleet.remove(urlsplit(url).netloc)
         for url in found - kept:
             with suppress(Conflict):
                 self.fleet.add(url)

@@ -162,7 +162,7 @@ class Loading:
         for url in [url for url, known in self._engines.items() if url not in urls and known < asked]:
             del self._engines[url]
             with suppress(NotFound):
-                self.fleet.leave(url.partition("://")[2])
+                self.fleet.remove(url.partition("://")[2])
 
     async def close(self) -> None:
         tasks = [*self._loads.values(), *(task for task in (self._poll, self._search) if task is not None)]

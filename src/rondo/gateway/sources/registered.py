@@ -1,4 +1,5 @@
-"""Engines that were registered by API, and drains of all engines: written to the store, and followed there."""
+"""Engines that were registered by API, and drains of these and of the configured engines: written to the store, and
+followed there."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
-from rondo.base.errors import RondoError
+from rondo.base.errors import Conflict, RondoError
 from rondo.base.telemetry.log import get_logger
 from rondo.control.routing.registrations import EngineBook, StoredEngine
 from rondo.control.store.store import Store
@@ -21,10 +22,12 @@ log = get_logger("rondo.gateway.sources.registered")
 class Registrations:
     """Created after the fleet has the configured engines, within the event loop that serves it. Reads the store at
     once, and then every `poll_seconds`, since other gateways write to it. A change is in the store before it takes
-    effect."""
+    effect. The drain of an engine from another source, whose address may become that of another engine, is in this
+    process only."""
 
     def __init__(self, fleet: Fleet, store: Store) -> None:
         self.fleet, self.book = fleet, EngineBook(store)
+        self._configured = frozenset(fleet.engines)
         self._added: dict[str, str] = {}
         """URLs of the fleet's engines that were registered by API, by id."""
         self._lock = asyncio.Lock()
@@ -40,7 +43,11 @@ class Registrations:
             self.fleet.check_new(id)
             await self.book.register(self._host(id), id, url)
             self.fleet.set_drained(self.fleet.drained - {id})
-            return self._add(id, url)
+            try:
+                return self._add(id, url)
+            except Conflict:  # another source has added it meanwhile
+                await self.book.remove(self._host(id), id)
+                raise
 
     async def remove(self, id: str) -> FleetEngine:
         async with self._lock:
@@ -56,6 +63,9 @@ class Registrations:
         async with self._lock:
             await self._read()
             engine = self.fleet.find(id)
+            if id not in self._configured and id not in self._added:
+                self.fleet.set_draining(id, draining)
+                return engine
             change = self.book.drain if draining else self.book.resume
             await change(self._host(id), id)
             drained = self.fleet.drained
@@ -81,11 +91,7 @@ class Registrations:
                 failing = True
 
     async def _read(self) -> None:
-        """Ends drains of engines that have left their source, and applies changes by other gateways."""
-        left = {(self._host(id), id) for id in self.fleet.left}
-        if left:
-            await self.book.forget_drains(left)
-            self.fleet.left.difference_update(id for _, id in left)
+        """Applies changes by other gateways."""
         self._apply(await self.book.all(["", self._here]))
 
     def _apply(self, rows: list[StoredEngine]) -> None:
@@ -94,7 +100,8 @@ class Registrations:
             del self._added[id]
             if id in self.fleet.engines:
                 self.fleet.remove(id)
-        self.fleet.set_drained({row.id for row in rows if row.draining} - self.fleet.left)
+        drained = {row.id for row in rows if row.draining}
+        self.fleet.set_drained(drained & (self._configured | urls.keys()))
         for id, url in urls.items():
             if id not in self.fleet.engines:
                 self._add(id, url)
