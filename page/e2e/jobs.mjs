@@ -37,7 +37,31 @@ export async function jobs({ browser, page, check }) {
     await browser.checkAccess(page, "jobs-form-rl");
     await page.getByRole("radio", { name: /Supervised/ }).check();
   });
+  // Before the long job, which takes the slot.
+  await check("an evaluation is submitted, and shows its scores", async () => {
+    await page.goto(`${browser.url}/#/jobs?new=evaluate`);
+    await page.getByLabel("Model", { exact: true }).fill("toy");
+    await page.locator("#data").setInputFiles(file("held_out.jsonl", FACTS));
+    await page.locator(".drop").getByText("held_out.jsonl, 3 records").waitFor();
+    await page.getByText("An evaluation measures toy on held-out records").waitFor();
+    await browser.checkAccess(page, "jobs-form-evaluate");
+    await page.getByRole("button", { name: "Submit" }).click();
+    await page.locator(".title .chip", { hasText: "succeeded" }).waitFor(SLOW);
+    await page.locator(".stats").getByText("token_accuracy").waitFor();
+    await browser.checkAccess(page, "job-evaluated");
+  });
+  await check("a script has a command and files", async () => {
+    await page.goto(`${browser.url}/#/jobs?new=script`);
+    await page.locator("#command").fill("python my.py 'two words'");
+    await page.locator("#files").setInputFiles([file("my.py", "print(1)"), file("facts.txt", "Zorb is green.")]);
+    await page.getByRole("button", { name: "Remove my.py" }).waitFor();
+    await page.getByRole("button", { name: "Remove facts.txt" }).click();
+    await page.getByText("in a folder with my.py, on the CPU").waitFor();
+    await browser.checkAccess(page, "jobs-form-script");
+  });
   await check("a job is submitted with a dropped file", async () => {
+    await page.goto(`${browser.url}/#/jobs?new=sft`);
+    await page.getByText("All settings").click();
     await page.getByLabel("Base model").fill("toy");
     const dropped = await page.evaluateHandle((text) => {
       const data = new DataTransfer();
