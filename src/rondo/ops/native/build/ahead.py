@@ -10,7 +10,7 @@ from rondo.ops.native.build.level import NAMES, level
 
 KERNELS = (
     *("layers", "linear", "paged_decode", "attend", "pointwise", "quantized"),
-    *("low_rank", "draw", "logprobs", "registers", "copy"),
+    *("low_rank", "draw", "logprobs", "registers"),
 )
 """Kernels, the slowest to compile first."""
 WAYS = ("", "AVX-512 BF16", "AMX")
