@@ -23,7 +23,7 @@ from common import Report, arguments, cpu_seconds, free_port, say
 
 CHAT: Final = "/v1/chat/completions"
 LINES, QUICK_LINES = 100_000, 500
-PROMPTS, QUICK_PROMPTS, TOKENS = 512, 8, 64
+PROMPTS, QUICK_PROMPTS, TOKENS = 2048, 8, 64
 
 
 @contextmanager
@@ -146,7 +146,9 @@ def against_a_model(report: Report, model: str, prompts: int, home: Path) -> Non
     from rondo.base.storage.home import cache_dir
     from rondo.client.types import SamplingParams
     from rondo.engine.entrypoints.llm import LLM
+    from rondo.models.store import resolve
 
+    model = str(resolve(model))  # the server has a home of its own
     home.mkdir(parents=True)
     cache_dir().mkdir(parents=True, exist_ok=True)
     (home / "cache").symlink_to(cache_dir())  # of compiled kernels
