@@ -6,11 +6,15 @@ import argparse
 import json
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from rondo.cli.options.arguments import VerbParser
 from rondo.cli.platform.remote import add_address, gateway_client
 from rondo.cli.view.table import aligned
+
+if TYPE_CHECKING:
+    from rondo.client.http import Client
 
 REMOTE = re.compile(r"(ft)?job-[0-9a-f]+")
 """Ids of a gateway's jobs; all other names are jobs of this machine."""
@@ -84,53 +88,39 @@ def logs(given: argparse.Namespace) -> int:
 
 
 def cancel(argv: list[str]) -> int:
-    given = _parsed(
-        "rondo job cancel", "Cancel jobs of the gateway at once; their processes are ended.", argv
-    )
-    with gateway_client(given.url, given.key) as client:
-        for job in given.jobs:
-            print(f"job {job} is {client.cancel_job(job)['state']}")
-    return 0
+    description = "Cancel jobs of the gateway at once; their processes are ended."
+    return _change_each("cancel", description, argv, lambda client, job: client.cancel_job(job)["state"])
 
 
 def pause(argv: list[str]) -> int:
-    given = _parsed(
-        "rondo job pause",
-        "Save checkpoints of the gateway's jobs, and end their processes until resumed.",
-        argv,
-    )
-    with gateway_client(given.url, given.key) as client:
-        for job in given.jobs:
-            print(f"job {job} is {client.pause_job(job)['state']}")
-    return 0
+    description = "Save checkpoints of the gateway's jobs, and end their processes until resumed."
+    return _change_each("pause", description, argv, lambda client, job: client.pause_job(job)["state"])
 
 
 def resume(argv: list[str]) -> int:
-    given = _parsed(
-        "rondo job resume", "Continue paused jobs of the gateway from their last checkpoints.", argv
-    )
-    with gateway_client(given.url, given.key) as client:
-        for job in given.jobs:
-            print(f"job {job} is {client.resume_job(job)['state']}")
-    return 0
+    description = "Continue paused jobs of the gateway from their last checkpoints."
+    return _change_each("resume", description, argv, lambda client, job: client.resume_job(job)["state"])
 
 
 def delete(argv: list[str]) -> int:
-    given = _parsed(
-        "rondo job delete", "Delete jobs of the gateway that have ended; their models stay.", argv
-    )
-    with gateway_client(given.url, given.key) as client:
-        for job in given.jobs:
-            client.delete_job(job)
-            print(f"job {job} is deleted")
-    return 0
+    def deleted(client: Client, job: str) -> str:
+        client.delete_job(job)
+        return "deleted"
+
+    description = "Delete jobs of the gateway that have ended; their models stay."
+    return _change_each("delete", description, argv, deleted)
 
 
-def _parsed(prog: str, description: str, argv: list[str]) -> argparse.Namespace:
-    parser = VerbParser(prog, description)
+def _change_each(verb: str, description: str, argv: list[str], change: Callable[[Client, str], str]) -> int:
+    """Changes the jobs on the command line, and prints each one's state that `change` returns."""
+    parser = VerbParser(f"rondo job {verb}", description)
     parser.add_argument("jobs", metavar="JOB", nargs="+", help=JOB)
     add_address(parser)
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    with gateway_client(given.url, given.key) as client:
+        for job in given.jobs:
+            print(f"job {job} is {change(client, job)}")
+    return 0
 
 
 def _step(facts: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from rondo.web.http import BODY_SECONDS, read_body
 Body = TypeVar("Body", bound=WireModel)
 
 BYTES_PER_TOKEN = 32
-"""A token id takes at most 8 bytes, an English token about 5, and a CJK token that is written as \\uXXXX about 12."""
+"""A token id takes at most 8 bytes, an English token about 5, and a CJK token in JSON's escaped form about 12."""
 ROOM = 4 << 20
 """Bytes for all else in a body: further prompts of the request, tools, schemas."""
 LARGEST = 64 << 20

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from rondo.base.errors import Conflict, Forbidden, InvalidRequest, NotFound, Ron
 from rondo.base.storage.home import jobs_dir
 from rondo.base.telemetry.log import get_logger
 from rondo.control.jobs.book import JobBook, JobRow
-from rondo.control.jobs.launchers.folder import AttemptFolder
 from rondo.control.jobs.registry.book import ModelRegistry
 from rondo.control.jobs.registry.facts import files_of, model_of_folder, model_of_job
 from rondo.control.jobs.registry.rows import (
@@ -39,11 +38,12 @@ from rondo.gateway.fleet import Fleet
 from rondo.gateway.proxy.upstream import Upstream
 from rondo.gateway.routes.security import owner_of
 from rondo.gateway.sources.loading import Loading
+from rondo.gateway.training.registry.local_jobs import finished_jobs, hashes_of, job_named
 from rondo.gateway.training.registry.located import Loadable, RemoteWeights, located
 from rondo.gateway.training.registry.remote import files_at
 from rondo.jobs.control import check_removable
 from rondo.jobs.control import remove as remove_job
-from rondo.jobs.folders import aliases_of, find_job, job_folders, name_of_job, remove_alias
+from rondo.jobs.folders import aliases_of, find_job, name_of_job, remove_alias
 from rondo.jobs.job import Job
 
 log = get_logger("rondo.gateway.registry")
@@ -158,7 +158,7 @@ class RegistryService:
         try:
             return await self.book.find(model)
         except NotFound:
-            found = await asyncio.to_thread(_on_disk, model) or await self._of_running(model)
+            found = await asyncio.to_thread(job_named, model) or await self._of_running(model)
             if found is None:
                 raise
         row = await self._add_job(*found)
@@ -409,7 +409,7 @@ class RegistryService:
             await self.refresh()
         listed = {name for name in self.loading.names if WHOLE_HASH.fullmatch(name)}
         if self._adopted is None:
-            listed |= await asyncio.to_thread(_finished)
+            listed |= await asyncio.to_thread(finished_jobs)
         new = listed - (self._adopted or set())
         self._adopted = (self._adopted or set()) | new
         await self._adopt(new)
@@ -417,7 +417,7 @@ class RegistryService:
     async def _adopt(self, hashes: set[str]) -> None:
         """Registers finished jobs of this machine that the gateway did not start. A job of the gateway is registered
         with its success, under the name of its result."""
-        own = await asyncio.to_thread(_hashes, await self._jobs.unended()) if hashes else set()
+        own = await asyncio.to_thread(hashes_of, await self._jobs.unended()) if hashes else set()
         for hash in sorted(hashes - own - self._sources.keys()):
             with suppress(RondoError):
                 job = Job(jobs_dir() / hash)
@@ -460,35 +460,6 @@ def _of_source(source: str, name: str, base: str | None) -> NewModel:
         files=files,
         lineage={"base": base or found},
     )
-
-
-def _hashes(rows: Iterable[JobRow]) -> set[str]:
-    """Hashes of jobs, also of those whose hash only their process has computed."""
-    reported = (row.hash or AttemptFolder.of(row.id, row.attempt).report().get("hash") for row in rows)
-    return {str(hash) for hash in reported if hash}
-
-
-def _finished() -> set[str]:
-    """Jobs of this machine that have left a model."""
-    found = set()
-    for folder in job_folders():
-        job = Job(folder)
-        with suppress(RondoError):
-            if job.done:
-                found.add(job.name)
-    return found
-
-
-def _on_disk(name: str) -> tuple[Job, int | None] | None:
-    """A job of this machine, and the step if the text names a checkpoint."""
-    match = CHECKPOINT.fullmatch(name)
-    step = int(match["step"]) if match else None
-    try:
-        job = Job(find_job(match["model"] if match else name))
-    except RondoError:
-        return None
-    there = job.done if step is None else step in job.saved_steps()
-    return (job, step) if there else None
 
 
 def _files(row: RegisteredModel) -> dict[str, tuple[int, str]]:
